@@ -1,0 +1,1 @@
+"""Corpora, vocabularies, seqio tasks and batches."""

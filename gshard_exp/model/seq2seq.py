@@ -1,0 +1,218 @@
+"""What is trained: the Transformer with its loss, and the shape of its batches."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import flax
+import jax
+import jax.numpy as jnp
+from flax.linen import partitioning
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, Key
+
+from gshard_exp.model.transformer import Transformer
+from gshard_exp.sharding.rules import Names
+
+Batch = Mapping[str, Array]
+Params = Mapping
+
+# Keys of a training batch, as seqio's EncDecFeatureConverter(pack=True) names them; all are
+# int32 [B, L] (`encoder_*` of the source length, `decoder_*` of the target length).
+BATCH_KEYS = (
+    "encoder_input_tokens",
+    "decoder_input_tokens",
+    "decoder_target_tokens",
+    "decoder_loss_weights",
+    "encoder_segment_ids",
+    "decoder_segment_ids",
+    "encoder_positions",
+    "decoder_positions",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Seq2SeqModel:
+    """A Transformer and the weights of its losses.
+
+    The loss of a batch is
+
+        cross entropy + z-loss               mean over its target tokens
+        + aux_loss_factor    * sum over MoE layers of  E^2 * mean over groups of l_aux
+        + router_z_loss_factor * sum over MoE layers of router z-loss
+
+    l_aux is line 13 of Algorithm 1, which is 1/E^2 when experts are used evenly; the paper gives
+    no value for its coefficient k. Public code (lingvo, mesh-tensorflow) scales l_aux by E^2 and
+    sums over layers with 0.01, so that k = aux_loss_factor * E^2.
+
+    Attributes:
+        module: the network.
+        label_smoothing: probability mass spread evenly over the vocabulary. Not in the paper;
+            lingvo trains with 0.1.
+        z_loss: weight of log(Z)^2 of the output softmax. Not in the paper; T5 uses 1e-4.
+        aux_loss_factor: see above.
+        router_z_loss_factor: weight of the router z-loss (ST-MoE: 1e-3). The paper has none.
+    """
+
+    module: Transformer
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    aux_loss_factor: float = 0.0
+    router_z_loss_factor: float = 0.0
+
+    def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:
+        """Make parameters and the logical names of their dimensions.
+
+        Shapes of parameters do not depend on the batch: a tiny one is used.
+
+        Returns:
+            A nested dict of float32 arrays, and a nested dict of the same structure whose leaves
+            are tuples of logical axis names.
+        """
+        tokens = jnp.zeros((1, 2), jnp.int32)
+        variables = self.module.init({"params": key}, tokens, tokens, tokens, enable_dropout=False)
+        return flax.core.unfreeze(variables["params"]), _names(variables["params_axes"])
+
+    def loss(
+        self,
+        params: Params,
+        batch: Batch,
+        *,
+        key: Key[Array, ""] | None,
+        total_weight: Float[Array, ""],
+        share: float = 1.0,
+    ) -> tuple[Float[Array, ""], dict]:
+        """Compute the loss of a batch, or what a microbatch adds to the loss of the whole.
+
+        Args:
+            params: as made by `init`.
+            batch: see `BATCH_KEYS`, and `rows`, int32 [B], the index of each row in the whole.
+            key: for dropout and random routing; None evaluates (no randomness).
+            total_weight: sum of `decoder_loss_weights` over the whole batch.
+            share: rows of this batch over rows of the whole; weighs means over groups.
+
+        Returns:
+            The loss (sums over this batch divided by `total_weight`, plus the routers' losses),
+            and metrics: sums over target tokens under `sums`, means times `share` under `means`
+            and (router health of each MoE layer) under `router`. All of it adds up over parts.
+        """
+        logits_BLV, intermediates = self._apply(params, batch, key)
+        targets_BL = batch["decoder_target_tokens"]
+        weights_BL = batch["decoder_loss_weights"].astype(jnp.float32)
+        nll_BL, smoothed_BL, z_BL = _token_losses(
+            logits_BLV, targets_BL, self.label_smoothing, self.z_loss
+        )
+        correct_BL = (jnp.argmax(logits_BLV, axis=-1) == targets_BL).astype(jnp.float32)
+        aux = _sum_over_layers(intermediates, "auxiliary_loss")
+        router_z = _sum_over_layers(intermediates, "router_z_loss")
+        token_loss = jnp.sum((smoothed_BL + z_BL) * weights_BL) / total_weight
+        router_loss = self.aux_loss_factor * aux + self.router_z_loss_factor * router_z
+        means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": router_loss}
+        metrics = {
+            "sums": {
+                "cross_ent_loss": jnp.sum(nll_BL * weights_BL),
+                "z_loss": jnp.sum(z_BL * weights_BL),
+                "correct": jnp.sum(correct_BL * weights_BL),
+                "target_tokens": jnp.sum(weights_BL),
+                "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32),
+            },
+            **jax.tree.map(
+                lambda mean: share * mean, {"means": means, "router": layer_health(intermediates)}
+            ),
+        }
+        return token_loss + share * router_loss, metrics
+
+    def evaluate(self, params: Params, batch: Batch) -> dict[str, Float[Array, " B"]]:
+        """Score each row of an unpacked batch without randomness.
+
+        Returns:
+            float32 [B] sums over the row's target tokens: `cross_ent_loss` (nats, not smoothed),
+            `correct` and `target_tokens`.
+        """
+        logits_BLV, _ = self._apply(params, batch, None)
+        targets_BL = batch["decoder_target_tokens"]
+        weights_BL = batch["decoder_loss_weights"].astype(jnp.float32)
+        nll_BL, _, _ = _token_losses(logits_BLV, targets_BL, 0.0, 0.0)
+        correct_BL = (jnp.argmax(logits_BLV, axis=-1) == targets_BL).astype(jnp.float32)
+        return {
+            "cross_ent_loss": jnp.sum(nll_BL * weights_BL, axis=1),
+            "correct": jnp.sum(correct_BL * weights_BL, axis=1),
+            "target_tokens": jnp.sum(weights_BL, axis=1),
+        }
+
+    def _apply(self, params: Params, batch: Batch, key: Key[Array, ""] | None):
+        optional = {
+            name: batch[name]
+            for name in (
+                "encoder_segment_ids",
+                "decoder_segment_ids",
+                "encoder_positions",
+                "decoder_positions",
+                "rows",
+            )
+            if name in batch
+        }
+        rngs = {}
+        if key is not None:
+            dropout_key, routing_key = jax.random.split(key)
+            rngs = {"dropout": dropout_key, "routing": routing_key}
+        logits_BLV, collected = self.module.apply(
+            {"params": params},
+            batch["encoder_input_tokens"],
+            batch["decoder_input_tokens"],
+            batch["decoder_target_tokens"],
+            **optional,
+            enable_dropout=key is not None,
+            rngs=rngs,
+            mutable=["intermediates"],
+        )
+        return logits_BLV, collected.get("intermediates", {})
+
+
+def _names(params_axes: Mapping) -> dict:
+    """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
+    specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
+    return jax.tree.map(tuple, specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+
+
+def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
+    """Collect router health.
+
+    Args:
+        intermediates: what the module sowed; leaves have a leading axis over repetitions of a
+            stack's pattern.
+
+    Returns:
+        {"encoder/pattern_1": {metric: float32 [repeats, ...]}} for each sparse block of a pattern.
+    """
+    return {
+        f"{stack}/{block}": values["ffn"]["health"][0]
+        for stack, blocks in intermediates.items()
+        for block, values in blocks.items()
+    }
+
+
+def _sum_over_layers(intermediates: Mapping, name: str) -> Float[Array, ""]:
+    leaves = [
+        value
+        for path, value in jax.tree_util.tree_leaves_with_path(intermediates)
+        if any(getattr(entry, "key", None) == name for entry in path)
+    ]
+    return sum((jnp.sum(leaf) for leaf in leaves), jnp.zeros((), jnp.float32))
+
+
+def _token_losses(
+    logits_BLV: Float[Array, "B L V"],
+    targets_BL: Int[Array, "B L"],
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[Float[Array, "B L"], Float[Array, "B L"], Float[Array, "B L"]]:
+    """Return negative log likelihood, its smoothed form and z-loss, nats for each token."""
+    log_z_BL = jax.nn.logsumexp(logits_BLV, axis=-1)
+    target_BL = jnp.take_along_axis(logits_BLV, targets_BL[..., None], axis=-1)[..., 0]
+    nll_BL = log_z_BL - target_BL
+    smoothed_BL = nll_BL
+    if label_smoothing:
+        # (1 - eps) on the target and eps spread evenly over all V pieces.
+        uniform_BL = log_z_BL - jnp.mean(logits_BLV, axis=-1)
+        smoothed_BL = (1.0 - label_smoothing) * nll_BL + label_smoothing * uniform_BL
+    return nll_BL, smoothed_BL, z_loss * jnp.square(log_z_BL)

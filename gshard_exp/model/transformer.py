@@ -1,0 +1,342 @@
+"""The encoder-decoder Transformer, assembled from a pattern of blocks (paper section 2)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen import partitioning as nn_partitioning
+from jaxtyping import Array, Bool, Float, Int
+
+from gshard_exp import axes
+from gshard_exp.errors import SettingError
+from gshard_exp.model.layers import (
+    Dropout,
+    Embedding,
+    FeedForward,
+    MultiHeadAttention,
+    RmsNorm,
+    sinusoidal_positions,
+)
+from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.sharding.annotate import constrain
+
+# What of a block's forward pass is kept for its backward pass; the rest is computed again.
+REMAT_POLICIES = {
+    # Keep everything: no recomputation.
+    "none": None,
+    # Keep the results of matrix products without a batch dimension: projections, dense layers.
+    "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # Keep the results of all matrix products.
+    "dots": jax.checkpoint_policies.dots_saveable,
+    # Keep only the input of each block (the paper's choice from 36 layers on).
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class EncoderBlock(nn.Module):
+    """Self-attention, then a dense or sparse feed-forward layer; pre-norm, residual.
+
+    Attributes:
+        attention: template of the self-attention.
+        ffn: template of the feed-forward layer: `FeedForward` or `MoeLayer`.
+        dropout_rate: applied to the output of each sublayer before the residual sum.
+    """
+
+    attention: MultiHeadAttention
+    ffn: FeedForward | MoeLayer
+    dropout_rate: float
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLM: Float[Array, "B L M"],
+        *,
+        mask: Bool[Array, "B L L"],
+        valid: Bool[Array, "B L"],
+        rows: Int[Array, " B"],
+        deterministic: bool,
+    ) -> Float[Array, "B L M"]:
+        """Apply the block; shapes and dtype stay."""
+        how = {"rows": rows, "deterministic": deterministic}
+        normed = RmsNorm(name="attention_norm")(x_BLM)
+        y = self.attention(normed, normed, mask=mask, **how)
+        x_BLM = x_BLM + Dropout(self.dropout_rate, name="attention_dropout")(y, **how)
+        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, **how)
+        x_BLM = x_BLM + Dropout(self.dropout_rate, name="ffn_dropout")(y, **how)
+        return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
+
+
+class DecoderBlock(nn.Module):
+    """Causal self-attention, attention to the encoder, then a feed-forward layer.
+
+    Attributes:
+        attention: template of the self-attention.
+        cross_attention: template of the attention to the encoder's output.
+        ffn: template of the feed-forward layer: `FeedForward` or `MoeLayer`.
+        dropout_rate: applied to the output of each sublayer before the residual sum.
+    """
+
+    attention: MultiHeadAttention
+    cross_attention: MultiHeadAttention
+    ffn: FeedForward | MoeLayer
+    dropout_rate: float
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLM: Float[Array, "B L M"],
+        *,
+        memory: Float[Array, "B K M"],
+        mask: Bool[Array, "B L L"],
+        memory_mask: Bool[Array, "B L K"],
+        valid: Bool[Array, "B L"],
+        rows: Int[Array, " B"],
+        deterministic: bool,
+    ) -> Float[Array, "B L M"]:
+        """Apply the block; shapes and dtype stay."""
+        how = {"rows": rows, "deterministic": deterministic}
+        normed = RmsNorm(name="attention_norm")(x_BLM)
+        y = self.attention(normed, normed, mask=mask, **how)
+        x_BLM = x_BLM + Dropout(self.dropout_rate, name="attention_dropout")(y, **how)
+        normed = RmsNorm(name="cross_attention_norm")(x_BLM)
+        y = self.cross_attention(normed, memory, mask=memory_mask, **how)
+        x_BLM = x_BLM + Dropout(self.dropout_rate, name="cross_attention_dropout")(y, **how)
+        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, **how)
+        x_BLM = x_BLM + Dropout(self.dropout_rate, name="ffn_dropout")(y, **how)
+        return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
+
+
+class _Period(nn.Module):
+    """One repetition of a stack's pattern, in the form that a scan wants."""
+
+    blocks: tuple[EncoderBlock | DecoderBlock, ...]
+    deterministic: bool
+
+    @nn.compact
+    def __call__(self, x_BLM, inputs):
+        for block in self.blocks:
+            x_BLM = block(x_BLM, deterministic=self.deterministic, **inputs)
+        return x_BLM, None
+
+
+class Stack(nn.Module):
+    """A pattern of blocks, repeated.
+
+    Parameters of all repetitions are stacked along a leading `layers` axis, whether the
+    repetitions run as a scan or unrolled: one checkpoint, one initialisation and the same random
+    numbers serve both.
+
+    Attributes:
+        num_layers: blocks in all; a multiple of the pattern's length.
+        pattern: blocks of one period, in order. Which layers are sparse is said here: the paper's
+            "every other layer" is (dense, sparse).
+        unroll: repetitions per iteration of the scan; `num_layers / len(pattern)` is no loop.
+        remat: a key of `REMAT_POLICIES`.
+    """
+
+    num_layers: int
+    pattern: tuple[EncoderBlock | DecoderBlock, ...]
+    unroll: int = 1
+    remat: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse depths that the pattern does not divide and unknown policies."""
+        if not self.pattern or self.num_layers % len(self.pattern) or self.num_layers < 1:
+            raise SettingError(
+                f"num_layers={self.num_layers} is not a positive multiple of the "
+                f"{len(self.pattern)} blocks of the pattern. Set a multiple of it",
+                settings=("num_layers", "pattern"),
+            )
+        if self.remat not in REMAT_POLICIES:
+            raise SettingError(
+                f"remat={self.remat!r} is no policy: known are {', '.join(REMAT_POLICIES)}. "
+                "Set one of them",
+                settings=("remat",),
+            )
+        super().__post_init__()
+
+    @property
+    def repeats(self) -> int:
+        """Number of times that the pattern stands in the stack."""
+        return self.num_layers // len(self.pattern)
+
+    @nn.compact
+    def __call__(self, x_BLM: Float[Array, "B L M"], inputs: dict, *, deterministic: bool):
+        """Apply all blocks. `inputs` are the keyword arguments of every block."""
+        period = _Period
+        if self.remat != "none":
+            # The scan keeps XLA from merging the recomputation with the first computation; an
+            # unrolled stack needs the barrier for it.
+            period = nn.remat(
+                period,
+                policy=REMAT_POLICIES[self.remat],
+                prevent_cse=self.unroll > 1,
+            )
+        scanned = nn_partitioning.scan_with_axes(
+            period,
+            variable_axes={"params": 0, "intermediates": 0},
+            split_rngs={"params": True, "dropout": True, "routing": True},
+            in_axes=nn.broadcast,
+            length=self.repeats,
+            unroll=self.unroll,
+            axis_name=axes.LAYERS,
+        )
+        x_BLM, _ = scanned(
+            blocks=tuple(self.pattern), deterministic=deterministic, name="layers"
+        )(x_BLM, inputs)
+        return x_BLM
+
+
+class Transformer(nn.Module):
+    """Encoder-decoder Transformer with separate source and target embeddings.
+
+    What the paper leaves open, and whose choice is taken: sinusoidal positions (Vaswani et al.),
+    RMS norm without bias and a final norm on each stack (lingvo, T5), logits from the target
+    embedding (implied by the paper's parameter counts; scaled as in T5).
+
+    Attributes:
+        source_embedding: template of the source embedding.
+        target_embedding: template of the target embedding, also the output matrix.
+        encoder: stack of `EncoderBlock`s.
+        decoder: stack of `DecoderBlock`s.
+        dropout_rate: applied to the inputs of both stacks (and their outputs are not dropped).
+        dtype: of the activations; parameters, router, norms' statistics, softmax and logits are
+            float32 always. The paper: float32, and bfloat16 for its 60-layer run.
+    """
+
+    source_embedding: Embedding
+    target_embedding: Embedding
+    encoder: Stack
+    decoder: Stack
+    dropout_rate: float
+    dtype: str = "float32"
+
+    def setup(self) -> None:
+        """Declare what belongs to neither stack."""
+        self.encoder_norm = RmsNorm()
+        self.decoder_norm = RmsNorm()
+        self.input_dropout = Dropout(self.dropout_rate)
+
+    def __call__(
+        self,
+        encoder_input_tokens: Int[Array, "B K"],
+        decoder_input_tokens: Int[Array, "B L"],
+        decoder_target_tokens: Int[Array, "B L"],
+        *,
+        encoder_segment_ids: Int[Array, "B K"] | None = None,
+        decoder_segment_ids: Int[Array, "B L"] | None = None,
+        encoder_positions: Int[Array, "B K"] | None = None,
+        decoder_positions: Int[Array, "B L"] | None = None,
+        rows: Int[Array, " B"] | None = None,
+        enable_dropout: bool = True,
+    ) -> Float[Array, "B L V"]:
+        """Score every target position given the source and the targets before it.
+
+        Args:
+            encoder_input_tokens: source pieces; 0 is padding.
+            decoder_input_tokens: targets shifted right.
+            decoder_target_tokens: targets; 0 is padding.
+            encoder_segment_ids: example of each position in a packed row, from 1; 0 is padding.
+                Absent: one example a row.
+            decoder_segment_ids: the same on the target side.
+            encoder_positions: position of each piece within its example.
+            decoder_positions: the same on the target side.
+            rows: index of each row in the global batch (keys the random numbers); default 0..B-1.
+            enable_dropout: training. False: no randomness, capacity of evaluation.
+
+        Returns:
+            float32 logits.
+        """
+        encoder_segments = _segments(encoder_segment_ids, encoder_input_tokens)
+        decoder_segments = _segments(decoder_segment_ids, decoder_target_tokens)
+        encoded_BKM = self.encode(
+            encoder_input_tokens,
+            encoder_segments,
+            encoder_positions=encoder_positions,
+            rows=rows,
+            enable_dropout=enable_dropout,
+        )
+        return self.decode(
+            encoded_BKM,
+            encoder_segments,
+            decoder_input_tokens,
+            decoder_segments,
+            decoder_positions=decoder_positions,
+            rows=rows,
+            enable_dropout=enable_dropout,
+        )
+
+    def encode(
+        self,
+        encoder_input_tokens: Int[Array, "B K"],
+        encoder_segment_ids: Int[Array, "B K"],
+        *,
+        encoder_positions: Int[Array, "B K"] | None = None,
+        rows: Int[Array, " B"] | None = None,
+        enable_dropout: bool = True,
+    ) -> Float[Array, "B K M"]:
+        """Encode the source; arguments as in `__call__`."""
+        how = _how(rows, encoder_input_tokens, enable_dropout)
+        x_BKM = self._embed(
+            self.source_embedding, encoder_input_tokens, encoder_positions, **how
+        )
+        inputs = {
+            "mask": _same_segment(encoder_segment_ids, encoder_segment_ids),
+            "valid": encoder_segment_ids > 0,
+            "rows": how["rows"],
+        }
+        x_BKM = self.encoder(x_BKM, inputs, deterministic=how["deterministic"])
+        return self.encoder_norm(x_BKM)
+
+    def decode(
+        self,
+        encoded: Float[Array, "B K M"],
+        encoder_segment_ids: Int[Array, "B K"],
+        decoder_input_tokens: Int[Array, "B L"],
+        decoder_segment_ids: Int[Array, "B L"],
+        *,
+        decoder_positions: Int[Array, "B L"] | None = None,
+        rows: Int[Array, " B"] | None = None,
+        enable_dropout: bool = True,
+    ) -> Float[Array, "B L V"]:
+        """Score target positions given an encoded source; arguments as in `__call__`."""
+        how = _how(rows, decoder_input_tokens, enable_dropout)
+        x_BLM = self._embed(
+            self.target_embedding, decoder_input_tokens, decoder_positions, **how
+        )
+        length = decoder_input_tokens.shape[1]
+        causal = jnp.tril(jnp.ones((length, length), dtype=bool))
+        same = _same_segment(decoder_segment_ids, decoder_segment_ids)
+        inputs = {
+            "memory": encoded,
+            "mask": same & causal[None, :, :],
+            "memory_mask": _same_segment(decoder_segment_ids, encoder_segment_ids),
+            "valid": decoder_segment_ids > 0,
+            "rows": how["rows"],
+        }
+        x_BLM = self.decoder(x_BLM, inputs, deterministic=how["deterministic"])
+        return self.target_embedding.logits(self.decoder_norm(x_BLM))
+
+    def _embed(self, embedding, tokens, positions, *, rows, deterministic):
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1])[None, :], tokens.shape)
+        x_BLM = embedding(tokens, self.dtype)
+        x_BLM = x_BLM + sinusoidal_positions(positions, x_BLM.shape[-1], self.dtype)
+        x_BLM = self.input_dropout(x_BLM, rows=rows, deterministic=deterministic)
+        return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
+
+
+def _segments(segment_ids: Int[Array, "B L"] | None, tokens: Int[Array, "B L"]):
+    return (tokens > 0).astype(jnp.int32) if segment_ids is None else segment_ids
+
+
+def _same_segment(
+    query: Int[Array, "B L"], key: Int[Array, "B K"]
+) -> Bool[Array, "B L K"]:
+    return (query[:, :, None] == key[:, None, :]) & (key[:, None, :] > 0)
+
+
+def _how(rows: Int[Array, " B"] | None, tokens: Int[Array, "B L"], enable_dropout: bool) -> dict:
+    return {
+        "rows": jnp.arange(tokens.shape[0]) if rows is None else rows,
+        "deterministic": not enable_dropout,
+    }

@@ -1,0 +1,197 @@
+"""The Mixture-of-Experts feed-forward layer (paper section 2.2, Algorithm 2)."""
+
+import math
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from flax.linen import partitioning as nn_partitioning
+from jaxtyping import Array, Bool, Float, Int
+
+from gshard_exp import axes
+from gshard_exp.errors import SettingError
+from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
+from gshard_exp.moe.gating import Top1Gating, Top2Gating, router_z_loss
+from gshard_exp.moe.health import router_health
+from gshard_exp.rng import row_uniform
+from gshard_exp.sharding.annotate import constrain
+
+# Uniform of variance 1 / fan-in, for each expert apart (facts B3: lingvo's choice; the paper names
+# no initialisation).
+_expert_init = jax.nn.initializers.variance_scaling(
+    1.0, "fan_in", "uniform", in_axis=-2, out_axis=-1, batch_axis=0
+)
+_router_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+
+
+class MoeLayer(nn.Module):
+    """A feed-forward layer of `num_experts` experts, of which each token uses one or two.
+
+    Tokens are laid out in G groups of `group_size`, in the order of the batch; the number of
+    groups never depends on the number of devices. A last group that the batch does not fill is
+    padded with tokens that are never routed. A token whose choices are all dropped gets zeros:
+    only the residual connection carries it on.
+
+    The router computes in float32 whatever the activations are (Switch Transformer's selective
+    precision; the paper computes all in float32).
+
+    Sown into `intermediates`: `health` (a dict of `moe.health.router_health`), `auxiliary_loss`
+    (E^2 times line 13 of Algorithm 1, which makes it 1 when experts are used evenly) and
+    `router_z_loss`, both float32 scalars, means over groups.
+
+    Attributes:
+        num_experts: E, need not equal the number of devices.
+        expert_mlp_dim: H of each expert.
+        group_size: S, tokens in a routing group.
+        gating: Algorithm 1, or another function from logits to `Routing`.
+        dispatch: how tokens reach the experts' buffers and come back.
+        train_capacity_factor: multiplies the paper's capacity 2S/E in training; 1 is the paper.
+        eval_capacity_factor: the same when `deterministic`.
+    """
+
+    num_experts: int
+    expert_mlp_dim: int
+    group_size: int
+    gating: Top2Gating | Top1Gating = Top2Gating()
+    dispatch: EinsumDispatch | ScatterDispatch = EinsumDispatch()
+    train_capacity_factor: float = 1.0
+    eval_capacity_factor: float = 1.0
+
+    @nn.compact
+    def __call__(
+        self,
+        x_BLM: Float[Array, "B L M"],
+        *,
+        valid: Bool[Array, "B L"],
+        rows: Int[Array, " B"],
+        deterministic: bool,
+    ) -> Float[Array, "B L M"]:
+        """Route, dispatch, compute and combine.
+
+        Args:
+            x_BLM: tokens; the activation dtype of the result.
+            valid: False on padding, which is neither routed nor counted.
+            rows: index of each row in the global batch, for the random second choice.
+            deterministic: no random second choice, capacity of evaluation.
+        """
+        batch, length, width = x_BLM.shape
+        x_GSM = self._group(x_BLM)
+        valid_GS = self._group(valid)
+        x_GSM = constrain(x_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
+        logits_GSE = self._router(x_GSM)
+        factor = self.eval_capacity_factor if deterministic else self.train_capacity_factor
+        capacity = self.gating.capacity(self.group_size, self.num_experts, factor)
+        uniform_GS = None
+        if not deterministic:
+            uniform_BL = row_uniform(self.make_rng("routing"), rows, (length,))
+            uniform_GS = self._group(uniform_BL)
+        routing = self.gating(logits_GSE, valid_GS, capacity, uniform_GS)
+        self._report(routing, logits_GSE, valid_GS, capacity)
+
+        sent_GECM = self.dispatch.dispatch(x_GSM, routing, self.num_experts, capacity)
+        sent_EGCM = _to_experts(sent_GECM)
+        done_EGCM = self._experts(sent_EGCM)
+        done_GECM = _from_experts(done_EGCM)
+        y_GSM = self.dispatch.combine(done_GECM, routing)
+        y_GSM = constrain(y_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
+        y_NM = y_GSM.reshape(-1, width)[: batch * length]
+        return y_NM.reshape(batch, length, width).astype(x_BLM.dtype)
+
+    def _group(self, x: Array) -> Array:
+        """Lay [B, L, ...] out as [G, S, ...], padding the last group with zeros."""
+        tokens = x.shape[0] * x.shape[1]
+        groups = math.ceil(tokens / self.group_size)
+        flat = x.reshape(tokens, *x.shape[2:])
+        missing = groups * self.group_size - tokens
+        if missing:
+            flat = jnp.pad(flat, [(0, missing)] + [(0, 0)] * (flat.ndim - 1))
+        return flat.reshape(groups, self.group_size, *x.shape[2:])
+
+    def _router(self, x_GSM: Float[Array, "G S M"]) -> Float[Array, "G S E"]:
+        router_ME = nn_partitioning.param_with_axes(
+            "router",
+            _router_init,
+            (x_GSM.shape[-1], self.num_experts),
+            jnp.float32,
+            axes=(axes.EMBED, axes.ROUTER_EXPERT),
+        )
+        return jnp.einsum("GSM,ME->GSE", x_GSM.astype(jnp.float32), router_ME)
+
+    def _experts(self, x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "E G C M"]:
+        width = x_EGCM.shape[-1]
+        wi_EMH = nn_partitioning.param_with_axes(
+            "wi",
+            _expert_init,
+            (self.num_experts, width, self.expert_mlp_dim),
+            jnp.float32,
+            axes=(axes.EXPERT, axes.EMBED, axes.EXPERT_MLP),
+        )
+        wo_EHM = nn_partitioning.param_with_axes(
+            "wo",
+            _expert_init,
+            (self.num_experts, self.expert_mlp_dim, width),
+            jnp.float32,
+            axes=(axes.EXPERT, axes.EXPERT_MLP, axes.EMBED),
+        )
+        h_EGCH = jnp.einsum("EGCM,EMH->EGCH", x_EGCM, wi_EMH.astype(x_EGCM.dtype))
+        h_EGCH = jax.nn.relu(h_EGCH)
+        h_EGCH = constrain(
+            h_EGCH, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_MLP
+        )
+        return jnp.einsum("EGCH,EHM->EGCM", h_EGCH, wo_EHM.astype(x_EGCM.dtype))
+
+    def _report(self, routing, logits_GSE, valid_GS, capacity: int) -> None:
+        scale = self.num_experts**2
+        z_loss_G = router_z_loss(logits_GSE, valid_GS)
+        self.sow("intermediates", "auxiliary_loss", scale * jnp.mean(routing.aux_loss))
+        self.sow("intermediates", "router_z_loss", jnp.mean(z_loss_G))
+        self.sow("intermediates", "health", router_health(routing, valid_GS, capacity))
+
+
+def check_groups(
+    *, group_size: int, batch: int, length: int, shards: int, what: str
+) -> None:
+    """Refuse groups that a batch cannot be laid out in.
+
+    Args:
+        group_size: S.
+        batch: rows in the (micro)batch.
+        length: tokens in a row.
+        shards: number of mesh partitions of the group axis.
+        what: "encoder" or "decoder", for the error.
+
+    Raises:
+        SettingError: the number of groups does not divide over the mesh.
+    """
+    groups = math.ceil(batch * length / group_size)
+    if groups % shards:
+        fits = [s for s in range(1, batch * length + 1) if _divides(batch * length, s, shards)]
+        near = sorted(sorted(fits, key=lambda s: abs(s - group_size))[:3])
+        raise SettingError(
+            f"GROUP_SIZE={group_size} lays the {batch * length} tokens of a batch ({what}: "
+            f"{batch} x {length}) out in {groups} groups, which do not divide over {shards} mesh "
+            f"partitions. Set it to {', '.join(map(str, near))}",
+            settings=("group_size",),
+        )
+
+
+def _divides(tokens: int, group_size: int, shards: int) -> bool:
+    return tokens % group_size == 0 and (tokens // group_size) % shards == 0
+
+
+# The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone
+# the partitioner replicates the whole [E, G, C, M] array.
+def _to_experts(x_GECM: Float[Array, "G E C M"]) -> Float[Array, "E G C M"]:
+    x_GECM = constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)
+    x_EGCM = jnp.swapaxes(x_GECM, 0, 1)
+    return constrain(
+        x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED
+    )
+
+
+def _from_experts(x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "G E C M"]:
+    x_EGCM = constrain(
+        x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED
+    )
+    x_GECM = jnp.swapaxes(x_EGCM, 0, 1)
+    return constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)

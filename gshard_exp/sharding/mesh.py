@@ -1,0 +1,108 @@
+"""Device meshes from a spec. The only module that asks JAX for devices."""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from jax.experimental import mesh_utils
+from jax.sharding import AxisType, Mesh
+
+from gshard_exp import axes
+from gshard_exp.errors import SettingError
+
+FILL = -1
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeshSpec:
+    """Size of each mesh axis; -1 (at most once) takes the devices that the others leave.
+
+    The mesh is built exactly as asked or not at all: no axis is shrunk to fit. On CPU a mesh of n
+    devices makes n simulated devices, provided that JAX has not started yet.
+
+    Attributes:
+        data: batch rows and routing groups are split over this axis (and over `expert`).
+        expert: experts are split over this axis.
+        model: heads and hidden widths may be split over this axis.
+    """
+
+    data: int = 1
+    expert: int = 1
+    model: int = 1
+
+    def __post_init__(self) -> None:
+        sizes = (self.data, self.expert, self.model)
+        if sizes.count(FILL) > 1 or any(n < 1 and n != FILL for n in sizes):
+            raise SettingError(
+                f"the mesh data={self.data}, expert={self.expert}, model={self.model} has no "
+                "meaning: each size is at least 1, and at most one of them is -1 (take what the "
+                "others leave). Set positive sizes",
+                settings=("data", "expert", "model"),
+            )
+
+    def build(self, devices: Sequence[jax.Device] | None = None) -> Mesh:
+        """Arrange devices as (data, expert, model).
+
+        Args:
+            devices: those to use, for instance of a described topology; default: this process's.
+
+        Returns:
+            A mesh with axes `data`, `expert`, `model`. Devices beyond its size stay idle.
+
+        Raises:
+            SettingError: the sizes need more devices than there are, or do not divide them.
+        """
+        if devices is None:
+            devices = self._local_devices()
+        sizes = self._filled(len(devices))
+        count = math.prod(sizes)
+        if count > len(devices):
+            raise SettingError(
+                f"the mesh data={sizes[0]} x expert={sizes[1]} x model={sizes[2]} needs {count} "
+                f"devices and there are {len(devices)}. Set sizes that multiply to at most "
+                f"{len(devices)}",
+                settings=("data", "expert", "model"),
+            )
+        if count < len(devices):
+            logger.warning("The mesh uses %d of %d devices.", count, len(devices))
+        chosen = list(devices)[:count]
+        if chosen[0].platform == "tpu" and count == len(devices):
+            grid = mesh_utils.create_device_mesh(sizes, devices=chosen)
+        else:
+            grid = np.asarray(chosen).reshape(sizes)
+        return Mesh(grid, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+    def _local_devices(self) -> list[jax.Device]:
+        sizes = (self.data, self.expert, self.model)
+        if FILL not in sizes:
+            _simulate_cpu_devices(math.prod(sizes))
+        return jax.devices()
+
+    def _filled(self, num_devices: int) -> tuple[int, int, int]:
+        sizes = [self.data, self.expert, self.model]
+        if FILL in sizes:
+            rest = math.prod(n for n in sizes if n != FILL)
+            if num_devices % rest:
+                raise SettingError(
+                    f"{num_devices} devices cannot be split into data={self.data}, "
+                    f"expert={self.expert}, model={self.model}: {rest} does not divide "
+                    f"{num_devices}. Set sizes that divide it",
+                    settings=("data", "expert", "model"),
+                )
+            sizes[sizes.index(FILL)] = num_devices // rest
+        return sizes[0], sizes[1], sizes[2]
+
+
+def _simulate_cpu_devices(count: int) -> None:
+    """Ask JAX for `count` CPU devices, if it has not started; on other platforms it is ignored."""
+    if count <= jax.config.jax_num_cpu_devices:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # JAX runs already: the devices that it has are the ones to use; build() checks the count.
+        logger.debug("JAX has started; the number of CPU devices stays as it is.")

@@ -1,0 +1,1 @@
+"""Optimizers, the train step, checkpoints and the training loop."""

@@ -1,0 +1,134 @@
+"""Checkpoints through orbax: train state and position in the data, committed together."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import orbax.checkpoint as ocp
+from etils import epath
+
+from gshard_exp.data.batches import BatchIterator
+from gshard_exp.errors import SettingError
+from gshard_exp.train.state import TrainState
+
+STATE = "state"
+DATA = "data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoints:
+    """When to save and what to keep.
+
+    Attributes:
+        every_steps: steps between checkpoints; the last step is always saved.
+        keep: newest checkpoints to keep; None keeps all.
+        wait: finish writing before the next step (tests); otherwise writing overlaps training.
+    """
+
+    every_steps: int
+    keep: int | None = 3
+    wait: bool = False
+
+    def __post_init__(self) -> None:
+        if self.every_steps < 1 or (self.keep is not None and self.keep < 1):
+            raise SettingError(
+                f"every_steps={self.every_steps} and keep={self.keep} have to be at least 1.",
+                settings=("every_steps", "keep"),
+            )
+
+    def open(self, model_dir: str) -> "CheckpointFolder":
+        """Open MODEL_DIR for reading and writing checkpoints."""
+        return CheckpointFolder(model_dir, self)
+
+
+class CheckpointFolder:
+    """The `checkpoint_N` folders of a run.
+
+    orbax writes each under a temporary name and renames it when complete: a run that is killed
+    leaves whole checkpoints only.
+    """
+
+    def __init__(self, model_dir: str, settings: Checkpoints) -> None:
+        self._settings = settings
+        self._manager = ocp.CheckpointManager(
+            epath.Path(model_dir).resolve(),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=settings.keep,
+                step_prefix="checkpoint",
+                enable_async_checkpointing=not settings.wait,
+                # A killed run may leave temporary folders.
+                cleanup_tmp_directories=True,
+            ),
+            handler_registry=_registry(),
+        )
+
+    def latest_step(self) -> int | None:
+        """Return the step of the newest complete checkpoint, None if there is none."""
+        return self._manager.latest_step()
+
+    def due(self, step: int, last_step: int) -> bool:
+        """Say whether a checkpoint belongs after `step`."""
+        return step % self._settings.every_steps == 0 or step == last_step
+
+    def save(self, step: int, state: TrainState, batches: BatchIterator) -> None:
+        """Save; copies are taken before this returns, writing goes on behind."""
+        if self._manager.latest_step() == step:
+            return
+        self._manager.save(
+            step,
+            args=ocp.args.Composite(
+                **{STATE: ocp.args.StandardSave(state), DATA: SavePosition(batches)}
+            ),
+        )
+
+    def restore(self, step: int, abstract: TrainState, batches: BatchIterator | None) -> TrainState:
+        """Restore a step into the shardings of `abstract`, whatever mesh saved it."""
+        items: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
+        if batches is not None:
+            items[DATA] = RestorePosition(batches)
+        restored = self._manager.restore(step, args=ocp.args.Composite(**items))
+        return restored[STATE]
+
+    def close(self) -> None:
+        """Wait until everything is on disk."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+
+class PositionHandler(ocp.CheckpointHandler):
+    """Lets a batch iterator write its position inside a checkpoint.
+
+    Not asynchronous: the position has to be that of the step which is being saved, and is small.
+    """
+
+    def save(self, directory: epath.Path, args: "SavePosition") -> None:
+        """Write the position."""
+        args.batches.save(Path(directory))
+
+    def restore(self, directory: epath.Path, args: "RestorePosition") -> None:
+        """Go to the position."""
+        args.batches.restore(Path(directory))
+
+
+@dataclasses.dataclass
+class SavePosition(ocp.args.CheckpointArgs):
+    """Names the iterator to save."""
+
+    batches: BatchIterator
+
+
+@dataclasses.dataclass
+class RestorePosition(ocp.args.CheckpointArgs):
+    """Names the iterator to move."""
+
+    batches: BatchIterator
+
+
+def _registry() -> ocp.handlers.CheckpointHandlerRegistry:
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    standard, position = ocp.StandardCheckpointHandler(), PositionHandler()
+    registry.add(STATE, ocp.args.StandardSave, standard)
+    registry.add(STATE, ocp.args.StandardRestore, standard)
+    registry.add(DATA, SavePosition, position)
+    registry.add(DATA, RestorePosition, position)
+    return registry

@@ -1,0 +1,219 @@
+"""Optimizers and schedules, as dataclasses that make optax transformations."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from gshard_exp import axes
+from gshard_exp.errors import SettingError
+from gshard_exp.sharding.rules import Names
+
+# optax.adafactor factors the second moment of arrays whose two largest dimensions reach this.
+_MIN_FACTORED = 128
+
+Schedule = Callable[[Int[Array, ""]], Float[Array, ""]]
+
+
+@dataclasses.dataclass(frozen=True)
+class SqrtDecay:
+    """learning_rate / sqrt(max(step, constant_steps)): flat, then falling as 1 / sqrt(step).
+
+    Source: appendix A.2, "learning rate 1.0 with square-root decay after 10k steps", read as
+    lingvo's `SqrtDecay`: 0.01 for 10,000 steps, then 1 / sqrt(step), with no linear warm-up.
+    """
+
+    learning_rate: float = 1.0
+    constant_steps: int = 10_000
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """Return the rate at a step (counted from 0)."""
+        floor = jnp.maximum(jnp.asarray(step, jnp.float32), self.constant_steps)
+        return self.learning_rate * jax.lax.rsqrt(floor)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmupCosine:
+    """Linear from 0 to `peak` over `warmup_steps`, then a cosine down to `final` at `total_steps`.
+
+    Not in the paper; the common recipe for short runs.
+    """
+
+    peak: float
+    warmup_steps: int
+    total_steps: int
+    final: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup_steps < self.total_steps:
+            raise SettingError(
+                f"warmup_steps={self.warmup_steps} does not fit in total_steps="
+                f"{self.total_steps}: the warm-up ends before the schedule does. Set fewer",
+                settings=("warmup_steps", "total_steps"),
+            )
+
+    def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
+        """Return the rate at a step (counted from 0)."""
+        schedule = optax.warmup_cosine_decay_schedule(
+            0.0, self.peak, self.warmup_steps, self.total_steps, self.final
+        )
+        return jnp.asarray(schedule(step), jnp.float32)
+
+
+class Optimizer(Protocol):
+    """What the train step asks of an optimizer."""
+
+    learning_rate: Schedule
+
+    def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
+        """Return the transformation for parameters with these logical axes (a nested dict)."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Adafactor:
+    """Adafactor with the paper's settings as defaults (appendix A.2; facts B1 and B3).
+
+    beta1 = 0, factored second moment, update clipping 1.0; the decay at step t is 1 - t^-0.8, as
+    lingvo runs it (the paper prints "beta2 = 0.99 with 1 - t^-0.8 schedule"; with that schedule
+    0.99 has no effect). Updates are relative to the RMS of a parameter, as in lingvo. Of an array
+    with more than two dimensions the two largest are factored (optax and lingvo agree).
+
+    Statistics that span a whole array (its RMS, the clipped update's RMS, the factored moments)
+    are taken for each layer apart where layers are stacked, so that stacking changes no update.
+
+    Attributes:
+        learning_rate: schedule of the relative step size.
+        decay_exponent: 0.8 in the decay above.
+        clipping_threshold: of the RMS of a layer's update.
+        max_grad_norm: clip the global norm of the gradient before; None does not.
+    """
+
+    learning_rate: SqrtDecay | WarmupCosine = SqrtDecay()
+    decay_exponent: float = 0.8
+    clipping_threshold: float = 1.0
+    max_grad_norm: float | None = None
+
+    def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
+        """Return the transformation, layer by layer for stacked parameters."""
+        one = optax.adafactor(
+            self.learning_rate,
+            min_dim_size_to_factor=_MIN_FACTORED,
+            decay_rate=self.decay_exponent,
+            clipping_threshold=self.clipping_threshold,
+            momentum=None,
+        )
+        return _clipped(self.max_grad_norm, _layer_by_layer(one, names))
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """AdamW with decoupled weight decay; not in the paper.
+
+    Attributes:
+        learning_rate: schedule of the step size.
+        max_grad_norm: clip the global norm of the gradient before; None does not.
+    """
+
+    learning_rate: SqrtDecay | WarmupCosine
+    b1: float = 0.9
+    b2: float = 0.98
+    epsilon: float = 1e-9
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = None
+
+    def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
+        """Return the transformation; it is elementwise, so that stacking does not matter."""
+        del names
+        adamw = optax.adamw(
+            self.learning_rate, self.b1, self.b2, self.epsilon, weight_decay=self.weight_decay
+        )
+        return _clipped(self.max_grad_norm, adamw)
+
+
+def state_names(opt_state: optax.OptState, names: Mapping[str, Names], params: Mapping) -> object:
+    """Name the dimensions of optimizer state after the parameters that they belong to.
+
+    Args:
+        opt_state: (abstract) state, as made by `Optimizer.make(...).init`.
+        names: logical axes of the parameters, a nested dict of tuples.
+        params: (abstract) parameters of the same structure.
+
+    Returns:
+        A tree like `opt_state` whose leaves are tuples of logical axes or None, one for each
+        dimension.
+    """
+    is_names = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
+    flat_names = jax.tree_util.tree_leaves_with_path(names, is_leaf=is_names)
+    by_path = {_keys(path): leaf for path, leaf in flat_names}
+    shapes = {_keys(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
+
+    def name_leaf(path, leaf) -> tuple[str | None, ...]:
+        keys = _keys(path)
+        for start in range(len(keys)):
+            owner = keys[start:]
+            if owner in by_path:
+                return _moment_names(keys[:start], leaf.shape, by_path[owner], shapes[owner])
+        return (None,) * leaf.ndim
+
+    return jax.tree_util.tree_map_with_path(name_leaf, opt_state)
+
+
+def _moment_names(kind, shape, names, param_shape) -> tuple[str | None, ...]:
+    """Name one moment of one parameter: of its own shape, factored, or optax's (1,) stand-in."""
+    names = tuple(names)
+    if shape == param_shape:
+        return names
+    stacked = int(bool(names) and names[0] == axes.LAYERS)
+    if shape[stacked:] == (1,):
+        return (*names[:stacked], None)
+    # optax averages v_row over the largest dimension and v_col over the second largest.
+    order = np.argsort(param_shape[stacked:])
+    dropped = stacked + int(order[-1] if "v_row" in kind else order[-2])
+    if shape != param_shape[:dropped] + param_shape[dropped + 1 :]:
+        raise ValueError(f"optimizer state {kind} of shape {shape} fits no moment of {param_shape}")
+    return names[:dropped] + names[dropped + 1 :]
+
+
+def _keys(path) -> tuple[str, ...]:
+    return tuple(
+        str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", ""))))
+        for entry in path
+    )
+
+
+def _clipped(
+    max_norm: float | None, inner: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    if max_norm is None:
+        return inner
+    return optax.chain(optax.clip_by_global_norm(max_norm), inner)
+
+
+def _layer_by_layer(
+    inner: optax.GradientTransformation, names: Mapping[str, Names]
+) -> optax.GradientTransformation:
+    """Apply `inner` to each layer of stacked parameters as if it were a parameter of its own.
+
+    Stacks may differ in depth, and one `vmap` has one length: stacks are told apart by their path
+    from the root (encoder, decoder).
+    """
+
+    def label(path, leaf) -> str:
+        return _keys(path)[0] if leaf and leaf[0] == axes.LAYERS else "unstacked"
+
+    is_names = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
+    labels = jax.tree_util.tree_map_with_path(label, names, is_leaf=is_names)
+    vmapped = optax.GradientTransformation(
+        jax.vmap(inner.init),
+        lambda updates, state, params=None: jax.vmap(inner.update)(updates, state, params),
+    )
+    kinds = sorted(set(jax.tree.leaves(labels)))
+    return optax.partition(
+        {kind: inner if kind == "unstacked" else vmapped for kind in kinds}, labels
+    )

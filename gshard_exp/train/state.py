@@ -1,0 +1,162 @@
+"""The train state: what a checkpoint holds of a model, made on the mesh in its shardings."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Int, UInt32
+
+from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.sharding.rules import Names, Rules, shard_shape
+from gshard_exp.train.optimizer import Optimizer, state_names
+
+
+class TrainState(flax.struct.PyTreeNode):
+    """Everything that a step reads and writes.
+
+    Attributes:
+        step: int32 scalar, steps taken.
+        params: nested dict of float32 arrays.
+        opt_state: optax state.
+        rng: uint32[2], key data of the run; each step folds its number into it.
+        skipped: int32 scalar, steps skipped in a row because loss or gradient was not finite.
+    """
+
+    step: Int[Array, ""]
+    params: Params
+    opt_state: optax.OptState
+    rng: UInt32[Array, "2"]
+    skipped: Int[Array, ""]
+
+
+@dataclasses.dataclass(frozen=True)
+class StatePlan:
+    """Shapes, names and shardings of a train state, known without allocating it.
+
+    Attributes:
+        names: logical axes of the parameters, nested dict of tuples.
+        abstract: `TrainState` of `jax.ShapeDtypeStruct`s with shardings.
+        tx: the optimizer's transformation.
+    """
+
+    model: Seq2SeqModel
+    names: Mapping[str, Names]
+    abstract: TrainState
+    tx: optax.GradientTransformation
+    mesh: Mesh
+
+    @property
+    def shardings(self) -> TrainState:
+        """Sharding of each leaf."""
+        return jax.tree.map(lambda leaf: leaf.sharding, self.abstract)
+
+    def init(self, seed: int) -> TrainState:
+        """Make the state of step 0, each array born in its sharding."""
+        make = jax.jit(
+            lambda key: _init(self.model, self.tx, key), out_shardings=self.shardings
+        )
+        return make(jax.random.key(seed))
+
+
+def plan_state(
+    model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rules
+) -> StatePlan:
+    """Work out the train state of a model on a mesh, without allocating anything.
+
+    Raises:
+        SettingError: a rule is missing, or a size does not divide; the parameter is named.
+    """
+    params, names = abstract_params(model)
+    tx = optimizer.make(names)
+    shapes = jax.eval_shape(lambda key: _init(model, tx, key), jax.random.key(0))
+    replicated = NamedSharding(mesh, PartitionSpec())
+    optimizer_rules = rules.for_optimizer()
+
+    def place(rules: Rules):
+        def place_leaf(path, leaf, leaf_names):
+            what = f"{parameter_path(path)}"
+            return rules.sharding(leaf_names, shape=leaf.shape, mesh=mesh, what=what)
+
+        return place_leaf
+
+    opt_names = state_names(shapes.opt_state, names, params)
+    shardings = TrainState(
+        step=replicated,
+        params=jax.tree_util.tree_map_with_path(place(rules), shapes.params, names),
+        opt_state=jax.tree_util.tree_map_with_path(
+            place(optimizer_rules), shapes.opt_state, opt_names
+        ),
+        rng=replicated,
+        skipped=replicated,
+    )
+    abstract = jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        shapes,
+        shardings,
+    )
+    return StatePlan(model, names, abstract, tx, mesh)
+
+
+def abstract_params(model: Seq2SeqModel) -> tuple[Params, Mapping[str, Names]]:
+    """Return shapes and logical names of a model's parameters; nothing is allocated."""
+    names: dict = {}
+
+    def init(key):
+        params, found = model.init(key)
+        names.update(found)
+        return params
+
+    return jax.eval_shape(init, jax.random.key(0)), names
+
+
+def num_params(params: Params) -> int:
+    """Count parameters, abstract or not."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def model_info(plan: StatePlan) -> str:
+    """Tabulate parameters: path, shape, logical axes, partition spec, bytes per device."""
+    lines = []
+    total_bytes = 0
+    flat = jax.tree_util.tree_leaves_with_path(plan.abstract.params)
+    names = jax.tree.leaves(plan.names, is_leaf=lambda leaf: isinstance(leaf, tuple))
+    for (path, leaf), leaf_names in zip(flat, names, strict=True):
+        size = math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
+        total_bytes += size
+        shape = ", ".join(f"{n}={d}" for n, d in zip(leaf_names, leaf.shape, strict=True))
+        lines.append(
+            f"Variable {parameter_path(path)} size {math.prod(leaf.shape)} shape ({shape}) "
+            f"partition spec {tuple(leaf.sharding.spec)} bytes per device {size}"
+        )
+    mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.shape.items())
+    state_bytes = sum(
+        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(plan.abstract.opt_state)
+    )
+    lines.append(f"Total number of parameters: {num_params(plan.abstract.params)}")
+    lines.append(f"Parameter bytes per device: {total_bytes}")
+    lines.append(f"Optimizer state bytes per device: {state_bytes}")
+    lines.append(f"Mesh: {mesh}")
+    return "\n".join(lines) + "\n"
+
+
+def parameter_path(path) -> str:
+    """Write a tree path as `encoder/layers/blocks_0/ffn/wi`."""
+    return "/".join(str(getattr(e, "key", getattr(e, "name", getattr(e, "idx", "")))) for e in path)
+
+
+def _init(model: Seq2SeqModel, tx: optax.GradientTransformation, key) -> TrainState:
+    init_key, run_key = jax.random.split(key)
+    params, _ = model.init(init_key)
+    return TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=tx.init(params),
+        rng=jax.random.key_data(run_key),
+        skipped=jnp.zeros((), jnp.int32),
+    )

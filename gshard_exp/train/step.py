@@ -1,0 +1,105 @@
+"""The train step: a pure function from (state, batch) to (state, metrics)."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gshard_exp.model.seq2seq import Batch, Seq2SeqModel
+from gshard_exp.sharding.annotate import partitioning
+from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.state import StatePlan, TrainState
+
+StepFunction = Callable[[TrainState, Batch], tuple[TrainState, dict]]
+
+
+def partitioned_train_step(plan: StatePlan, rules: Rules, microbatches: int = 1) -> StepFunction:
+    """Return `train_step` compiled for a mesh; it donates the state that it is given."""
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
+        with partitioning(plan.mesh, rules):
+            return train_step(
+                state, batch, model=plan.model, tx=plan.tx, microbatches=microbatches
+            )
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
+
+
+def train_step(
+    state: TrainState,
+    batch: Batch,
+    *,
+    model: Seq2SeqModel,
+    tx: optax.GradientTransformation,
+    microbatches: int = 1,
+) -> tuple[TrainState, dict]:
+    """Take one optimizer step.
+
+    A step whose loss or gradient is not finite changes neither parameters nor optimizer state; it
+    only counts. So no state that is saved afterwards is poisoned, whatever the run's policy.
+
+    Args:
+        state: donated by the caller's jit.
+        batch: global arrays, see `model.seq2seq.BATCH_KEYS`.
+        model: network and losses.
+        tx: the optimizer.
+        microbatches: parts of the batch that are computed in turn. The result is that of the whole
+            batch up to rounding: losses are divided by the whole batch's weights, and random
+            numbers belong to rows.
+
+    Returns:
+        The next state, and metrics: sums over target tokens, means, router health by layer, and
+        `grad_norm`, `loss`, `finite`.
+    """
+    key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
+    rows = jnp.arange(batch["decoder_target_tokens"].shape[0])
+    batch = {**batch, "rows": rows}
+    total_weight = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32), 1.0)
+
+    def loss(params, part):
+        return model.loss(
+            params, part, key=key, total_weight=total_weight, share=1.0 / microbatches
+        )
+
+    gradient = jax.value_and_grad(loss, has_aux=True)
+    (loss_value, metrics), grads = accumulate(gradient, state.params, batch, microbatches)
+
+    grad_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss_value) & jnp.isfinite(grad_norm)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
+    next_state = state.replace(
+        step=state.step + 1,
+        params=keep(params, state.params),
+        opt_state=keep(opt_state, state.opt_state),
+        skipped=jnp.where(finite, 0, state.skipped + 1),
+    )
+    return next_state, {
+        **metrics,
+        "loss": loss_value,
+        "grad_norm": grad_norm,
+        "finite": finite,
+        "skipped": next_state.skipped,
+    }
+
+
+def accumulate(gradient, params, batch: Batch, microbatches: int):
+    """Sum a gradient function over consecutive parts of a batch.
+
+    `gradient(params, part) -> ((loss, metrics), grads)`, all of which add up to the whole's.
+    """
+    if microbatches == 1:
+        return gradient(params, batch)
+    parts = jax.tree.map(lambda x: x.reshape(microbatches, -1, *x.shape[1:]), batch)
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, gradient(params, part)), None
+
+    first = jax.tree.map(lambda x: x[0], parts)
+    zero = jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(gradient, params, first)
+    )
+    total, _ = jax.lax.scan(add, zero, parts)
+    return total

@@ -1,0 +1,64 @@
+"""Installs gshard_exp: a small core, and extras for what not everybody needs.
+
+The top-level folders `gin/`, `tasks/` and `experiments/` are installed inside the package, so
+that a wheel finds its gin files and task modules from any folder.
+"""
+
+from setuptools import setup
+
+CORE = [
+    "jax>=0.10,<0.13",
+    "flax>=0.12",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12",
+    "clu>=0.0.12",
+    "gin-config>=0.5",
+    "fiddle>=0.3",
+    "jaxtyping>=0.3",
+    "numpy>=2",
+    "rich>=13",
+]
+DATA = [
+    "seqio>=0.0.20",
+    "sentencepiece>=0.2",
+    "sacrebleu>=2.4",
+    "tensorboard>=2.20",  # clu.metric_writers imports it and does not ask for it
+]
+TPU_COMPILER = ["libtpu"]
+BENCH = ["matplotlib>=3.8"]
+TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15"]
+
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config"]
+
+setup(
+    name="gshard_exp",
+    version="0.1.0",
+    description="GShard experiments: MoE Transformers from gin files, on any mesh.",
+    python_requires=">=3.11",
+    packages=[
+        "gshard_exp",
+        *(f"gshard_exp.{room}" for room in ROOMS),
+        "gshard_exp.tasks",
+        "gshard_exp.gin",
+        "gshard_exp.experiments",
+    ],
+    package_dir={
+        "gshard_exp.tasks": "tasks",
+        "gshard_exp.gin": "gin",
+        "gshard_exp.experiments": "experiments",
+    },
+    package_data={
+        "gshard_exp.tasks": ["*.tsv"],
+        "gshard_exp.gin": ["**/*.gin"],
+        "gshard_exp.experiments": ["**/*.gin", "**/*.md"],
+    },
+    install_requires=CORE,
+    extras_require={
+        "data": DATA,
+        "corpus": [],
+        "tpu": TPU_COMPILER,
+        "bench": BENCH,
+        "test": TEST,
+    },
+    entry_points={"console_scripts": ["gshard-exp=gshard_exp.cli:main"]},
+)
