@@ -232,8 +232,7 @@ def _construct(node: CallNode, keywords: dict[str, Any]) -> Any:
             f"{name} is built without {one_of(missing).replace(' or ', ' and ')}.",
             rule="A parameter without a default has to be chosen.",
             at=[str(node.where)] if node.where.site else [],
-            hint=" and ".join(f"{name}.{parameter} = ..." for parameter in missing)
-            + " in a gin file, or as a flag",
+            hint=f"{name}.{missing[0]} = ... in a gin file, or the same as a flag",
         )
     try:
         return node.target(**keywords)

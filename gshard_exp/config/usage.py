@@ -92,10 +92,12 @@ def _hint(binding: Binding, program: Program, mentioned: set[str], consumed: Set
                 f"without --gin.{binding.name}: its reader {one_of(readers)} is overridden, or "
                 "belongs to what is not built"
             )
-        return f"for {binding.name}: {one_of(nearest(binding.name, mentioned))}"
+        close = one_of(nearest(binding.name, mentioned))
+        return f"for {binding.name}: {close or f'no macro is read; remove {binding.name}'}"
     built = {key[1] for key in consumed}
     if binding.target in built:
         return f"{binding.name} without its scope, or with the scope of the reference"
     short = binding.selector
     known = {other.selector for other in program.bindings if other.target in built}
-    return f"build it with @{short}() where it belongs, or set {one_of(nearest(short, known))}"
+    close = one_of(nearest(short, known))
+    return f"build it with @{short}() where it belongs" + (f", or set {close}" if close else "")

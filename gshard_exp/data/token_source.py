@@ -1,11 +1,15 @@
 """A seqio data source over encoded sentences. Importing it imports seqio and TensorFlow."""
 
 import functools
+from collections.abc import Callable
 
 import seqio
 import tensorflow as tf
 
 from gshard_exp.data import splits, tokens
+
+
+do_not_convert = tf.autograph.experimental.do_not_convert  # converting costs more than tracing
 
 
 class TokenSource(seqio.DataSource):
@@ -46,37 +50,64 @@ class TokenSource(seqio.DataSource):
     ) -> tf.data.Dataset:
         """Return the examples of a split; each repetition of a shuffled one is another order."""
         rows = self._encoded.rows(split, self._language)
-        lookup = _lookup(self._encoded, split)
+        example = _example_function(self._encoded, split)
         if not shuffle or not rows:
-            return tf.data.Dataset.range(rows.start, rows.stop).map(lookup)
-        last = tf.constant(len(rows) - 1, tf.int64)
+            dataset = tf.data.Dataset.range(rows.start, rows.stop).map(lambda row: example(row))
+            return dataset.with_options(_options())
+        first, last = tf.constant(rows.start, tf.int64), tf.constant(len(rows) - 1, tf.int64)
 
+        @do_not_convert
         def epoch(number: tf.Tensor) -> tf.data.Dataset:
-            # All languages draw the same numbers; the first row makes their orders differ.
-            key = tf.stack([number, tf.constant(rows.start, tf.int64)])
+            def shuffled(position: tf.Tensor) -> dict[str, tf.Tensor]:
+                return example(first, position, number, last)
 
-            def example(position: tf.Tensor) -> dict[str, tf.Tensor]:
-                row = tf.random.experimental.index_shuffle(position, key, last)
-                return lookup(rows.start + row)
-
-            return tf.data.Dataset.range(len(rows)).map(example)
+            return tf.data.Dataset.range(len(rows)).map(do_not_convert(shuffled))
 
         seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-        return seeds.flat_map(epoch)
+        return seeds.flat_map(epoch).with_options(_options())
+
+
+def _options() -> tf.data.Options:
+    """Return options that reach the whole pipeline from here.
+
+    Measured on a mixture of 87 tasks: tuning and graph rewriting cost 1.2 s at the start, 0.6 GB
+    and a quarter of the time per row, and there is nothing to tune.
+    """
+    options = tf.data.Options()
+    options.deterministic = True
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    return options
 
 
 @functools.lru_cache(maxsize=16)
-def _lookup(encoded: tokens.Tokens, split: str):  # type: ignore[no-untyped-def]
-    """Return a function row -> example; the arrays are tensors shared by all languages."""
+def _example_function(encoded: tokens.Tokens, split: str) -> Callable[..., dict[str, tf.Tensor]]:
+    """Return the function row -> example, traced once for all languages.
+
+    With a position, the number of an epoch and the last position, the row is the place of the
+    position in that epoch's permutation. Languages draw the same numbers; their first rows make
+    their orders differ.
+    """
     tensors = {}
     for feature in tokens.FEATURES:
         ragged = encoded.load(split, feature)
         tensors[feature] = (tf.constant(ragged.flat), tf.constant(ragged.starts))
 
-    def lookup(row: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {
-            feature: flat[starts[row] : starts[row + 1]]
-            for feature, (flat, starts) in tensors.items()
-        }
+    @tf.function(autograph=False)
+    def example(
+        first: tf.Tensor,
+        position: tf.Tensor | None = None,
+        number: tf.Tensor | None = None,
+        last: tf.Tensor | None = None,
+    ) -> dict[str, tf.Tensor]:
+        row = first
+        if position is not None:
+            key = tf.stack([number, first])
+            row += tf.random.experimental.index_shuffle(position, key, last)
+        features = {}
+        for feature, (flat, starts) in tensors.items():
+            start = starts[row]
+            features[feature] = tf.slice(flat, [start], [starts[row + 1] - start])
+        return features
 
-    return lookup
+    return example

@@ -149,34 +149,49 @@ class MoeLayer(nn.Module):
 
 
 def check_groups(
-    *, group_size: int, batch: int, length: int, shards: int, what: str
+    layer: MoeLayer,
+    *,
+    batch: int,
+    length: int,
+    microbatches: int,
+    shards: int,
+    what: str,
+    setting: str,
 ) -> None:
     """Refuse groups that a batch cannot be laid out in.
 
     Args:
-        group_size: S.
-        batch: rows in the (micro)batch.
+        layer: whose `group_size` counts.
+        batch: rows in a microbatch.
         length: tokens in a row.
+        microbatches: parts of the whole batch; a group has to lie in one of them.
         shards: number of mesh partitions of the group axis.
         what: "encoder" or "decoder", for the error.
+        setting: path of the layer's `group_size`, for the error.
 
     Raises:
-        SettingError: the number of groups does not divide over the mesh.
+        SettingError: the groups do not divide over the mesh, or would straddle microbatches.
     """
-    groups = math.ceil(batch * length / group_size)
-    if groups % shards:
-        fits = [s for s in range(1, batch * length + 1) if _divides(batch * length, s, shards)]
-        near = sorted(sorted(fits, key=lambda s: abs(s - group_size))[:3])
-        raise SettingError(
-            f"GROUP_SIZE={group_size} lays the {batch * length} tokens of a batch ({what}: "
-            f"{batch} x {length}) out in {groups} groups, which do not divide over {shards} mesh "
-            f"partitions. Set it to {', '.join(map(str, near))}",
-            settings=("group_size",),
-        )
-
-
-def _divides(tokens: int, group_size: int, shards: int) -> bool:
-    return tokens % group_size == 0 and (tokens // group_size) % shards == 0
+    tokens, size = batch * length, layer.group_size
+    groups = math.ceil(tokens / size)
+    straddles = microbatches > 1 and tokens % size
+    if groups % shards == 0 and not straddles:
+        return
+    # Divisors of the tokens that leave a multiple of `shards` groups.
+    share = tokens // shards if tokens % shards == 0 else tokens
+    fits = [s for s in range(1, share + 1) if share % s == 0]
+    near = sorted(sorted(fits, key=lambda s: abs(s - size))[:3])
+    problem = (
+        f"do not fill whole groups in each of {microbatches} microbatches"
+        if straddles
+        else f"make {groups} groups, which do not divide over {shards} mesh partitions"
+    )
+    raise SettingError(
+        f"group_size={size}: the {tokens} tokens of a batch ({what}: {batch} rows x {length}) "
+        f"{problem}.",
+        settings=(setting,),
+        hint=f"Set it to {', '.join(map(str, near))}.",
+    )
 
 
 # The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone

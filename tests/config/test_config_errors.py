@@ -3,7 +3,7 @@
 import gin_toys
 import pytest
 
-from gshard_exp.config import ConfigError, assemble, binding_from_flag
+from gshard_exp.config import ConfigError, assemble, binding_from_flag, nearest
 from gshard_exp.errors import SettingError
 
 
@@ -222,3 +222,18 @@ gin_toys.Pair.left = @gin_toys.Pair()
 def test_a_macro_that_is_made_from_itself_is_refused(complaint):
     text = complaint("A = %B\nB = (%A, 1)\ngin_toys.Experiment.train_steps = %A")
     assert_parts(text, "The macro A is made from itself", "run.gin:4")
+
+
+def test_the_three_nearest_names_come_best_first():
+    known = ["train_steps", "eval_steps", "batch_size", "seed"]
+    assert nearest("Trian_Steps", known) == ["train_steps", "eval_steps", "batch_size"]
+
+
+def test_the_last_parts_of_dotted_names_may_be_alike():
+    assert nearest("Modle", ["seq2seq.Model", "mode.x"], count=1) == ["seq2seq.Model"]
+
+
+def test_an_error_has_four_parts_and_leaves_out_what_is_empty():
+    full = ConfigError("3 is odd.", rule="It must be even.", at=["a.gin:1", "a.gin:1"], hint="4")
+    assert str(full) == "3 is odd. It must be even.\n  set at: a.gin:1\n  try: 4"
+    assert str(ConfigError("3 is odd.")) == "3 is odd."

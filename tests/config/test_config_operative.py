@@ -79,6 +79,26 @@ def test_a_macro_of_plain_values_stays_a_macro(build, tmp_path):
     assert assemble(gin_toys.Experiment, [config], ["TRAIN_STEPS=9"]).tree.train_steps == 9
 
 
+def test_a_macro_that_builds_an_object_is_written_where_it_is_read(build):
+    text = operative_config(build(EVERYTHING, "TRAIN_STEPS=100"))
+    line = "gin_toys.Experiment.model = @gin_toys.Model()  # run.gin:6 (%MODEL read at run.gin:8)\n"
+    assert line in text
+    assert "\nMODEL =" not in text
+
+
+def test_a_long_container_has_one_item_a_line_whatever_its_strings_hold(build, tmp_path):
+    items = ["it's", 'a "b", c', "[(", "back\\", "line\nbreak", ("x,", ["y"])] + ["filler" * 3] * 4
+    body = f"gin_toys.Experiment.pair = @gin_toys.Pair()\ngin_toys.Pair.left = {items!r}\n"
+    assembled = build(body)
+    text = operative_config(assembled)
+    assert assembled.tree.pair.left == items
+    assert (
+        "# run.gin:4\ngin_toys.Pair.left = [\n    \"it's\",\n    'a \"b\", c',\n    '[('," in text
+    )
+    (tmp_path / "config.gin").write_text(text)
+    assert assemble(gin_toys.Experiment, ["config.gin"]).tree == assembled.tree
+
+
 def test_a_default_that_gin_cannot_write_is_a_comment(build):
     text = operative_config(build(""))
     assert "# gin_toys.Experiment.limit = inf  # default, which gin cannot write\n" in text

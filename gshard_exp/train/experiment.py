@@ -1,0 +1,152 @@
+"""The experiment: the root of the tree that a gin file assembles."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from jax.sharding import Mesh
+
+from gshard_exp import axes
+from gshard_exp.data.batches import RandomData, SeqioData
+from gshard_exp.errors import SettingError
+from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.moe.layer import MoeLayer, check_groups
+from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.checkpoint import Checkpoints
+from gshard_exp.train.optimizer import Adafactor, AdamW
+
+
+class Evaluator(Protocol):
+    """Scores parameters during training. The loop is handed evaluators; it builds none."""
+
+    name: str
+    every_steps: int
+
+    def __call__(
+        self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
+    ) -> tuple[Mapping[str, float], str]:
+        """Return scalars to write, and a text for a person to read.
+
+        Args:
+            params: on the mesh.
+            model: network and losses.
+            mesh: of the run.
+            rules: of the run.
+            folder: for files of the evaluator's own.
+        """
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class NonFinite:
+    """What to do about a step whose loss or gradient is not finite.
+
+    Such a step never changes the parameters.
+
+    Attributes:
+        max_skipped: steps in a row to skip before the run stops; 0 stops at the first.
+    """
+
+    max_skipped: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """All that defines a run.
+
+    Attributes:
+        model_dir: folder for everything that the run writes; the same folder resumes.
+        model: network and losses.
+        data: where training batches come from.
+        lengths: tokens in a row, {"inputs": L of the source, "targets": L of the target}.
+        batch_size: rows in a batch, over all devices and microbatches.
+        train_steps: the step at which the run ends.
+        optimizer: and its schedule.
+        rules: logical axis -> mesh axis.
+        mesh: size of each mesh axis.
+        checkpoints: when to save, what to keep.
+        evaluators: run in their order when due, and at the start and the end.
+        microbatches: parts in which a batch is computed; the result is the same.
+        seed: of parameters, dropout and routing (the data has its own).
+        log_every_steps: steps between lines of metrics.
+        nonfinite: what to do about a loss that is not finite.
+    """
+
+    model_dir: str
+    model: Seq2SeqModel
+    data: SeqioData | RandomData
+    lengths: Mapping[str, int]
+    batch_size: int
+    train_steps: int
+    optimizer: Adafactor | AdamW
+    rules: Rules
+    checkpoints: Checkpoints
+    mesh: MeshSpec = MeshSpec()
+    evaluators: tuple[Evaluator, ...] = ()
+    microbatches: int = 1
+    seed: int = 0
+    log_every_steps: int = 50
+    nonfinite: NonFinite = NonFinite()
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "train_steps", "microbatches", "log_every_steps"):
+            if getattr(self, name) < 1:
+                raise SettingError(
+                    f"{name}={getattr(self, name)} has to be at least 1.", settings=(name,)
+                )
+        if sorted(self.lengths) != ["inputs", "targets"]:
+            raise SettingError(
+                f"lengths={dict(self.lengths)} has to name exactly 'inputs' and 'targets'.",
+                settings=("lengths",),
+            )
+        if self.batch_size % self.microbatches:
+            raise SettingError(
+                f"batch_size={self.batch_size} does not divide into microbatches="
+                f"{self.microbatches}: every part has the same number of rows.",
+                settings=("microbatches", "batch_size"),
+                hint=f"Set microbatches to a divisor of {self.batch_size}.",
+            )
+
+
+def check_layout(experiment: Experiment, mesh: Mesh) -> None:
+    """Refuse batches and routing groups that do not lie evenly on the mesh, before any compile.
+
+    Raises:
+        SettingError: with what would fit.
+    """
+    rows = experiment.batch_size // experiment.microbatches
+    row_parts = _partitions(experiment.rules, axes.BATCH, mesh)
+    if rows % row_parts:
+        raise SettingError(
+            f"batch_size={experiment.batch_size} in microbatches={experiment.microbatches} makes "
+            f"{rows} rows, which do not divide over the {row_parts} mesh partitions of 'batch'.",
+            settings=("batch_size", "microbatches"),
+            hint=f"Set batch_size to a multiple of {row_parts * experiment.microbatches}.",
+        )
+    for stack, key in (("encoder", "inputs"), ("decoder", "targets")):
+        for field, layer in moe_layers(experiment.model, stack):
+            check_groups(
+                layer,
+                batch=rows,
+                length=experiment.lengths[key],
+                microbatches=experiment.microbatches,
+                shards=_partitions(experiment.rules, axes.GROUP, mesh),
+                what=stack,
+                setting=f"model.module.{stack}.{field}.group_size",
+            )
+
+
+def moe_layers(model: Seq2SeqModel, stack: str) -> Iterator[tuple[str, MoeLayer]]:
+    """Yield the sparse layers of a stack's pattern with their path below the stack."""
+    for index, block in enumerate(getattr(model.module, stack).pattern):
+        if isinstance(block.ffn, MoeLayer):
+            yield f"pattern[{index}].ffn", block.ffn
+
+
+def _partitions(rules: Rules, name: str, mesh: Mesh) -> int:
+    entry = dict(rules.table)[name]
+    names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+    return math.prod(mesh.shape[axis] for axis in names)

@@ -1,0 +1,223 @@
+"""The training loop: resume, step, log, evaluate, save."""
+
+import dataclasses
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+from jax.sharding import NamedSharding
+
+from gshard_exp import axes
+from gshard_exp.data.batches import BatchIterator, to_mesh
+from gshard_exp.model.seq2seq import Params
+from gshard_exp.train.checkpoint import CheckpointFolder
+from gshard_exp.train.experiment import Evaluator, Experiment, check_layout
+from gshard_exp.train.metrics import Console, Window, Writer, open_writers
+from gshard_exp.train.state import StatePlan, TrainState, model_info, plan_state
+from gshard_exp.train.step import partitioned_train_step
+
+Report = Callable[[str], None]
+
+
+class NonFiniteLossError(RuntimeError):
+    """Loss or gradient stayed infinite or NaN for longer than the run allows."""
+
+
+class Interrupted(Exception):  # noqa: N818 - a request, not an error
+    """The run was asked to stop, and has saved itself."""
+
+
+@dataclasses.dataclass
+class _Run:
+    """What the parts of the loop share."""
+
+    experiment: Experiment
+    plan: StatePlan
+    batches: BatchIterator
+    checkpoints: CheckpointFolder
+    report: Report
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.experiment.model_dir)
+
+
+def train(
+    experiment: Experiment, *, files: Mapping[str, str] | None = None, report: Report = print
+) -> TrainState:
+    """Train to `train_steps`, from the newest checkpoint if there is one.
+
+    Args:
+        experiment: the assembled tree.
+        files: further files to put into the model directory, by name (`config.gin`).
+        report: prints a line for a person.
+
+    Returns:
+        The final state.
+
+    Raises:
+        SettingError: before anything is compiled or written.
+        NonFiniteLossError: the last good checkpoint is intact.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint of the current step was written.
+    """
+    mesh = experiment.mesh.build()
+    check_layout(experiment, mesh)
+    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+    folder = Path(experiment.model_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"model-info.txt": model_info(plan), **(files or {})}.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    batches = experiment.data.train_batches(
+        batch_size=experiment.batch_size, lengths=experiment.lengths
+    )
+    run = _Run(
+        experiment, plan, batches, experiment.checkpoints.open(experiment.model_dir), report
+    )
+    try:
+        state, start = _start(run)
+        return _steps(run, state, start)
+    finally:
+        run.checkpoints.close()
+
+
+def _start(run: _Run) -> tuple[TrainState, int]:
+    """Restore the newest checkpoint, or make the state of step 0."""
+    step = run.checkpoints.latest_step()
+    if step is None:
+        return run.plan.init(run.experiment.seed), 0
+    run.report(f"resuming from {run.folder / f'checkpoint_{step}'}")
+    return run.checkpoints.restore(step, run.plan.abstract, run.batches), step
+
+
+def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
+    experiment, last = run.experiment, run.experiment.train_steps
+    if start >= last:
+        run.report(f"step {start} of {last}: the run is complete")
+        return state
+    step_function = partitioned_train_step(run.plan, experiment.rules, experiment.microbatches)
+    batch_sharding = _batch_sharding(run)
+    console = Console(run.report, last)
+    writers = open_writers(run.folder / "train", start_step=start, console=console)
+    evaluations = _Evaluations(run, start)
+    if start == 0:
+        evaluations.run(0, state.params)
+    window = Window(experiment.model, experiment.optimizer.learning_rate)
+    previous: dict | None = None
+    with _stop_requested() as stop_requested:
+        for step in range(start + 1, last + 1):
+            began = time.perf_counter()
+            batch = to_mesh(next(run.batches), batch_sharding)
+            state, metrics = step_function(state, batch)
+            window.add(metrics)
+            # Looking at the step before keeps the device busy while this one is computed.
+            _check_finite(run, step - 1, previous)
+            previous = metrics
+            if step == start + 1:
+                jax.block_until_ready(metrics)
+                report_seconds = time.perf_counter() - began
+                run.report(f"first step, with its compilation: {report_seconds:.1f} s")
+                window.pause(report_seconds)
+            if step % experiment.log_every_steps == 0 or step == last:
+                _write(writers, step, window.close(step))
+            stopping = stop_requested()
+            if stopping or evaluations.due(step) or run.checkpoints.due(step, last):
+                began = time.perf_counter()
+                _check_finite(run, step, metrics)
+                # Evaluations first: what a checkpoint's run has reported is never repeated.
+                evaluations.run(step, state.params)
+                if stopping or run.checkpoints.due(step, last):
+                    run.checkpoints.save(step, state, run.batches)
+                window.pause(time.perf_counter() - began)
+            if stopping and step < last:
+                raise Interrupted(f"stopped at step {step}; the same command goes on from there")
+    return state
+
+
+class _Evaluations:
+    """Runs evaluators when they are due, and writes what they return."""
+
+    def __init__(self, run: _Run, start_step: int) -> None:
+        self._run = run
+        self._writers = {
+            evaluator.name: open_writers(self._folder(evaluator), start_step=start_step)
+            for evaluator in run.experiment.evaluators
+        }
+
+    def due(self, step: int) -> list[Evaluator]:
+        """Return the evaluators that a step asks for."""
+        experiment = self._run.experiment
+        last = step == experiment.train_steps
+        return [e for e in experiment.evaluators if last or step % e.every_steps == 0]
+
+    def run(self, step: int, params: Params) -> None:
+        """Run the evaluators that are due, in their order."""
+        for evaluator in self.due(step):
+            began = time.perf_counter()
+            folder = self._folder(evaluator)
+            scalars, text = evaluator(
+                params,
+                model=self._run.experiment.model,
+                mesh=self._run.plan.mesh,
+                rules=self._run.experiment.rules,
+                folder=folder,
+            )
+            _write(self._writers[evaluator.name], step, scalars)
+            (folder / f"report_{step}.txt").write_text(text, encoding="utf-8")
+            seconds = time.perf_counter() - began
+            self._run.report(f"{text.rstrip()}\n({evaluator.name} at step {step}, {seconds:.1f} s)")
+
+    def _folder(self, evaluator: Evaluator) -> Path:
+        return self._run.folder / "training_eval" / evaluator.name
+
+
+def _check_finite(run: _Run, step: int, metrics: dict | None) -> None:
+    if metrics is None or int(metrics["skipped"]) <= run.experiment.nonfinite.max_skipped:
+        return
+    saved = run.checkpoints.latest_step()
+    kept = f"checkpoint_{saved} is intact" if saved is not None else "no checkpoint was written yet"
+    raise NonFiniteLossError(
+        f"loss {float(metrics['loss'])} (gradient norm {float(metrics['grad_norm'])}) at step "
+        f"{step} is not finite, {int(metrics['skipped'])} step(s) in a row; the run allows "
+        f"{run.experiment.nonfinite.max_skipped}. {kept}. Try a lower learning rate, gradient "
+        "clipping (max_grad_norm), or allow skipping (NonFinite.max_skipped)."
+    )
+
+
+def _batch_sharding(run: _Run) -> NamedSharding:
+    shape = (run.experiment.batch_size, min(run.experiment.lengths.values()))
+    return run.experiment.rules.sharding(
+        (axes.BATCH, axes.LENGTH), shape=shape, mesh=run.plan.mesh, what="the batch"
+    )
+
+
+def _write(writers: tuple[Writer, ...], step: int, scalars: Mapping[str, float]) -> None:
+    for writer in writers:
+        writer.write_scalars(step, scalars)
+        writer.flush()
+
+
+@contextmanager
+def _stop_requested() -> Iterator[Callable[[], bool]]:
+    """Turn the first SIGINT or SIGTERM into a request; the second acts as usual."""
+    asked: list[int] = []
+    before = {}
+
+    def ask(number, frame) -> None:
+        del frame
+        asked.append(number)
+        signal.signal(number, before[number])
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, ask)
+    except ValueError:
+        # Signals belong to the main thread; elsewhere the run is stopped by its owner.
+        before.clear()
+    try:
+        yield lambda: bool(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

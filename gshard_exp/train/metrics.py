@@ -1,0 +1,180 @@
+"""Metrics of a run: averaged over a window of steps, written through clu's interface."""
+
+import importlib.util
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from gshard_exp.model.seq2seq import Seq2SeqModel
+
+Scalars = Mapping[str, float]
+
+
+class Writer(Protocol):
+    """The part of `clu.metric_writers.MetricWriter` that a run uses."""
+
+    def write_scalars(self, step: int, scalars: Scalars) -> None:
+        """Write the values of one step."""
+        ...
+
+    def flush(self) -> None:
+        """Put everything on disk."""
+        ...
+
+
+class JsonLines:
+    """One JSON object a line: {"step": 100, "loss": 4.2, ...}.
+
+    Lines of steps after `start_step`, left by a run that was killed, are removed when opened: the
+    file says what the run that goes on has seen.
+    """
+
+    def __init__(self, path: Path, start_step: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= start_step]
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        temporary.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write_scalars(self, step: int, scalars: Scalars) -> None:
+        """Append a line."""
+        values = {name: float(value) for name, value in scalars.items()}
+        self._file.write(json.dumps({"step": step} | values) + "\n")
+        self._file.flush()
+
+    def flush(self) -> None:
+        """Put everything on disk."""
+        self._file.flush()
+
+
+class Console:
+    """One line for a person: step, loss, accuracy, speed and time left."""
+
+    def __init__(self, report: Callable[[str], None], train_steps: int) -> None:
+        self._report, self._train_steps = report, train_steps
+
+    def write_scalars(self, step: int, scalars: Scalars) -> None:
+        """Print the line."""
+        remaining = (self._train_steps - step) / scalars["timing/steps_per_second"]
+        self._report(
+            f"step {step:>6}/{self._train_steps}  loss {scalars['loss']:.3f}  "
+            f"accuracy {scalars['accuracy']:.3f}  "
+            f"{scalars['timing/tokens_per_second']:,.0f} tokens/s  ETA {_clock(remaining)}"
+        )
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+
+def open_writers(
+    folder: Path, *, start_step: int, console: Console | None = None
+) -> tuple[Writer, ...]:
+    """Open TensorBoard and JSON lines in a folder, and the console.
+
+    clu's TensorBoard writer needs TensorFlow, which the core install does not bring: without it
+    metrics go to the other writers only.
+    """
+    writers: list[Writer] = [JsonLines(folder / "metrics.jsonl", start_step)]
+    if importlib.util.find_spec("tensorflow") and importlib.util.find_spec("tensorboard"):
+        import tensorflow as tf
+
+        tf.config.set_visible_devices([], "GPU")
+        from clu import metric_writers
+
+        writers.append(metric_writers.SummaryWriter(str(folder)))
+    if console is not None:
+        writers.append(console)
+    return tuple(writers)
+
+
+class Window:
+    """Metrics of the steps since the last line."""
+
+    def __init__(self, model: Seq2SeqModel, learning_rate: Callable) -> None:
+        self._model, self._learning_rate = model, learning_rate
+        self._steps: list[dict] = []
+        self._started = time.perf_counter()
+
+    def add(self, metrics: dict) -> None:
+        """Take in a step's metrics, still on the device."""
+        self._steps.append(metrics)
+
+    def close(self, step: int) -> dict[str, float]:
+        """Average, name as t5x users know them, and start anew.
+
+        `loss` and what is `per token` are sums over the window's tokens divided by their number;
+        router health is the mean over steps, by layer.
+        """
+        steps = jax.device_get(self._steps)
+        seconds = time.perf_counter() - self._started
+        sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in steps])
+        means = jax.tree.map(lambda *x: float(np.mean(x)), *[s["means"] for s in steps])
+        router = jax.tree.map(lambda *x: np.mean(x, axis=0), *[s["router"] for s in steps])
+        tokens = max(sums["target_tokens"], 1.0)
+        scalars = {
+            "loss": float(np.mean([s["loss"] for s in steps])),
+            "accuracy": sums["correct"] / tokens,
+            "cross_ent_loss_per_all_target_tokens": sums["cross_ent_loss"] / tokens,
+            "z_loss_per_all_target_tokens": sums["z_loss"] / tokens,
+            **means,
+            "grad_norm": float(np.mean([s["grad_norm"] for s in steps])),
+            "learning_rate": float(self._learning_rate(np.int32(step - 1))),
+            "skipped_steps": float(sum(not s["finite"] for s in steps)),
+            "timing/seconds": seconds,
+            "timing/steps_per_second": len(steps) / seconds,
+            "timing/target_tokens_per_second": sums["target_tokens"] / seconds,
+            "timing/tokens_per_second": (sums["target_tokens"] + sums["source_tokens"]) / seconds,
+            **router_scalars(self._model, router),
+        }
+        self._steps, self._started = [], time.perf_counter()
+        return scalars
+
+    def pause(self, seconds: float) -> None:
+        """Leave out time that was not spent on steps, such as an evaluation."""
+        self._started += seconds
+
+
+def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[str, float]:
+    """Name router health by layer: `router/encoder/layer_1/fraction_dropped_first`.
+
+    Layers count from 0 within their stack, dense ones included. Load per expert becomes
+    `.../expert_load/17`. Means over the sparse layers stand under t5x's plain names.
+    """
+    scalars: dict[str, float] = {}
+    by_metric: dict[str, list[float]] = {}
+    for place, health in router.items():
+        stack, block = place.split("/")
+        pattern = len(getattr(model.module, stack).pattern)
+        for metric, values in health.items():
+            for repeat, value in enumerate(np.asarray(values)):
+                layer = repeat * pattern + int(block.rsplit("_", 1)[1])
+                name = f"router/{stack}/layer_{layer}/{metric}"
+                if value.ndim == 0:
+                    scalars[name] = float(value)
+                    by_metric.setdefault(metric, []).append(float(value))
+                else:
+                    scalars |= {f"{name}/{i}": float(v) for i, v in enumerate(value)}
+    for metric in ("fraction_tokens_left_behind", "expert_usage", "router_confidence"):
+        if metric in by_metric:
+            scalars[metric] = float(np.mean(by_metric[metric]))
+    return scalars
+
+
+def _whole_lines(path: Path) -> list[str]:
+    """Read complete lines; a killed run may have left half a line at the end."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
