@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gshard_exp.errors import SettingError
 from gshard_exp.moe.gating import (
     Top1Gating,
     Top2Gating,
-    mean_over_groups,
     router_z_loss,
     slots_per_expert,
 )
@@ -307,8 +307,15 @@ def test_capacity(choices, size, experts, factor, minimum, want):
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_capacity_factor_that_is_no_positive_number_is_refused(factor):
-    with pytest.raises(ValueError, match="capacity factor"):
+    with pytest.raises(SettingError, match="capacity factor"):
         Top2Gating().capacity(8, 2, factor)
+
+
+@pytest.mark.parametrize("gating", [Top1Gating, Top2Gating])
+def test_a_minimum_below_one_slot_is_refused_and_named(gating):
+    with pytest.raises(SettingError, match="min_capacity=0") as error:
+        gating(min_capacity=0)
+    assert error.value.settings == ("min_capacity",)
 
 
 def test_z_loss_by_hand():
@@ -317,9 +324,3 @@ def test_z_loss_by_hand():
     valid = np.array([[True, True, False], [False] * 3])
     want = [(np.log(2) ** 2 + np.log(4) ** 2) / 2, 0]
     np.testing.assert_allclose(router_z_loss(logits, valid), want, rtol=1e-6)
-
-
-def test_mean_over_groups_passes_over_groups_of_padding():
-    valid = np.array([[True, False], [True, True], [False, False]])
-    assert mean_over_groups(jnp.float32([1, 2, 0]), valid) == 1.5
-    assert mean_over_groups(jnp.float32([0, 0, 0]), np.zeros((3, 2), bool)) == 0

@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from gshard_exp.data.tensorflow_import import load_tensorflow
+
 HostBatch = Mapping[str, np.ndarray]
 
 
@@ -103,10 +105,9 @@ class SeqioData:
 
     def train_batches(self, *, batch_size: int, lengths: Mapping[str, int]) -> "SeqioBatches":
         """Open the stream at its start, built from the registered tasks."""
+        tf = load_tensorflow()
         import seqio
-        import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")
         if self.tasks is not None:
             self.tasks.register()
         shard = seqio.ShardInfo(jax.process_index(), jax.process_count())
@@ -135,10 +136,7 @@ class SeqioBatches:
         self._iterator = iter(dataset)
 
     def __next__(self) -> HostBatch:
-        batch = {key: value.numpy() for key, value in next(self._iterator).items()}
-        if "encoder_segment_ids" in batch:
-            return batch
-        return batch
+        return {key: value.numpy() for key, value in next(self._iterator).items()}
 
     def save(self, folder: Path) -> None:
         """Write the iterator's state, shuffle buffers and prefetched batches included."""

@@ -97,7 +97,9 @@ def read_mo(data: bytes, report: Report) -> tuple[str, list[Message]]:
         raise ValueError(f"{len(data)} bytes are too few for a .mo catalog")
     order = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}.get(data[:4])
     if order is None:
-        raise ValueError(f"starts with {data[:4]!r}, which is not the magic number of a .mo catalog")
+        raise ValueError(
+            f"starts with {data[:4]!r}, which is not the magic number of a .mo catalog"
+        )
     count, ids_at, strings_at = struct.unpack_from(order + "3I", data, 8)
     if max(ids_at, strings_at) + 8 * count > len(data):
         raise ValueError(f"is cut off: {count} messages announced, {len(data)} bytes in all")

@@ -27,7 +27,7 @@ PLACEHOLDER = re.compile(
 )
 # U+FEFF and U+200B are no part of a word; U+200C and U+200D, the joiners, are.
 INVISIBLE = re.compile("[\u00ad\u061c\u200b\u200e\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
-CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]")
 TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
 BREAK = re.compile(r"<(?:br|p|/p|li|/li|div|/div|hr|tr|td)\b[^<>]*>", re.I)
 # Chinese, Japanese and Korean label their accelerators: "ファイル(&F)", "文件(_F)".
@@ -38,6 +38,7 @@ WORD = re.compile(r"[^\W\d_]+")
 KEY_WORD = re.compile(r"\w+(?:['’]\w+)?")
 SPACE = re.compile(r"\s+")
 WIDE_SCRIPTS = frozenset({"Han", "Hiragana", "Katakana", "Hangul"})
+WIDE = 2.5  # letters of an alphabet that one character of those scripts stands for
 
 Texts = tuple[str, str]  # foreign, English
 
@@ -65,18 +66,20 @@ def markup(texts: Texts) -> Texts:
 def accelerators(texts: Texts) -> Texts:
     """Remove the marks of keyboard accelerators: `&File`, `_File`, `ファイル(&F)`.
 
-    `R&D` and `AT&T` keep theirs. An underscore is a mark only where the English has exactly one
+    A text has one, so `&e at &c by &u` is none; `R&D` and `AT&T` keep theirs too. An underscore is a mark only where the English has exactly one
     and the word around it is another one in the translation, if it stands there at all: a name
     such as `user_id` is copied as it is.
     """
     source, target = texts
-    if "&" in target or "&" in source:
-        source, target = LABELLED_ACCELERATOR.sub("", source), AMPERSAND.sub("", target)
-        source = AMPERSAND.sub("", source)
+    if target.count("&") == 1 or source.count("&") == 1:
+        source = LABELLED_ACCELERATOR.sub("", source)
+        source, target = (
+            AMPERSAND.sub("", text) if text.count("&") == 1 else text for text in (source, target)
+        )
     bare = PLACEHOLDER.sub("", target)
     if bare.count("_") == 1:
         words = {word for text in texts for word in UNDERSCORE.findall(PLACEHOLDER.sub("", text))}
-        if LABELLED_ACCELERATOR.search(source) or source.count("_") <= 1 and len(words) == 2:
+        if LABELLED_ACCELERATOR.search(source) or (source.count("_") <= 1 and len(words) == 2):
             source = _outside_placeholders(LABELLED_ACCELERATOR.sub("", source))
             target = _outside_placeholders(target)
     return source, target
@@ -110,10 +113,10 @@ def letters(text: str) -> str:
 
 
 def width(text: str) -> float:
-    """Return the length of a text in letters; one of Chinese, Japanese, Korean counts for 2.5."""
+    """Return the length of a text in letters, a Chinese, Japanese or Korean one counting `WIDE`."""
     if text.isascii():
         return len(text)
-    return len(text) + 1.5 * sum(languages.script_of(char) in WIDE_SCRIPTS for char in text)
+    return len(text) + (WIDE - 1) * sum(languages.script_of(char) in WIDE_SCRIPTS for char in text)
 
 
 @functools.lru_cache(maxsize=1 << 16)
@@ -136,7 +139,8 @@ class Cleaning:
       slack: letters by which short texts may differ freely.
       max_common_words: greatest share of words that both sides have in common; more is a near
         copy. Words, not letters: a relative of English has similar words all over.
-      min_script_share: least share of the letters that must be of the language's scripts.
+      min_script_share: least share of the letters, by `width`, that must be of the language's
+        scripts; names of products and formats are often in Latin.
     """
 
     max_chars: int = 400
@@ -212,8 +216,14 @@ class Cleaning:
     def _share(self, text: str, scripts: Collection[str]) -> float:
         if text.isascii() and "Latin" in scripts:
             return 1.0
-        of = [languages.script_of(c) for c in PLACEHOLDER.sub("", text) if c.isalpha()]
-        return sum(script in scripts for script in of) / max(len(of), 1)
+        good = total = 0.0
+        for char in PLACEHOLDER.sub("", text):
+            script = languages.script_of(char)
+            if script != "Common":
+                weight = WIDE if script in WIDE_SCRIPTS else 1.0
+                good += weight * (script in scripts)
+                total += weight
+        return good / total if total else 0.0
 
     def length_ratio(self, source: str, target: str, scripts: Collection[str]) -> bool:
         """One side is much longer than the other."""

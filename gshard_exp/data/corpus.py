@@ -177,7 +177,7 @@ class _Build:
             bar.update(task, description="corpus: cleaned")
         near = self._near_held_out()
         written: dict[str, dict[str, int]] = {}
-        dropped: dict[str, int] = {code: 0 for code in self.corpus.languages or ()}
+        dropped: dict[str, int] = dict.fromkeys(self.corpus.languages or (), 0)
         near_count = 0
         for language in sorted(self.raw):
             parts = self._split(language, near)

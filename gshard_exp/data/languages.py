@@ -12,6 +12,7 @@ from pathlib import Path
 ALIASES = {
     "cmn": "zh",
     "fil": "tl",
+    "fu": "fur",
     "in": "id",
     "iw": "he",
     "ji": "yi",

@@ -90,7 +90,9 @@ def package_files(package: str, pattern: str) -> dict[str, Path]:
             "pip install 'gshard_exp[corpus]', or take the source out of corpus.Corpus.sources."
         ) from None
     found = {
-        str(path): Path(str(path.locate())) for path in listed if fnmatch.fnmatch(str(path), pattern)
+        str(path): Path(str(path.locate()))
+        for path in listed
+        if fnmatch.fnmatch(str(path), pattern)
     }
     if not found:
         raise SourceError(
@@ -217,17 +219,19 @@ class JsonPackage:
 
 
 def read_json(path: Path, name: str, problems: Problems) -> dict[str, str]:
-    """Read the strings of a JSON object, nested keys joined by dots; others are left out."""
+    """Read the strings of a JSON object, nested keys joined by dots; others are left out.
+
+    What stands around the object is skipped: `lang['af'] = {...};` is read too.
+    """
     try:
-        tree = json.loads(path.read_bytes())
-    except OSError as error:
+        text = path.read_text("utf-8")
+    except (OSError, ValueError) as error:
         problems.add(name, str(error))
         return {}
+    try:
+        tree, _ = json.JSONDecoder().raw_decode(text, max(text.find("{"), 0))
     except json.JSONDecodeError as error:
         problems.add(f"{name}:{error.lineno}", error.msg)
-        return {}
-    except ValueError as error:  # bytes in no Unicode encoding
-        problems.add(name, str(error))
         return {}
     return dict(_strings(tree, ""))
 
@@ -360,7 +364,9 @@ class TsvFolder:
 
     def _files(self) -> dict[str, Tsv]:
         folder = Path(self.folder).expanduser()
-        return {p.name: Tsv(str(p), p.name.split(".")[0]) for p in sorted(folder.glob(self.pattern))}
+        return {
+            p.name: Tsv(str(p), p.name.split(".")[0]) for p in sorted(folder.glob(self.pattern))
+        }
 
     def fingerprint(self) -> str:
         """Return the settings and the hashes of the files."""

@@ -8,7 +8,6 @@ import tensorflow as tf
 
 from gshard_exp.data import splits, tokens
 
-
 do_not_convert = tf.autograph.experimental.do_not_convert  # converting costs more than tracing
 
 

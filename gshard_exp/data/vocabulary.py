@@ -107,7 +107,9 @@ class SentencePieceVocabulary:
         return [
             sentence
             for code in corpus.languages
-            for sentence in self._choose([s for s, _ in corpus.pairs(splits.TRAIN, code)], quota[code])
+            for sentence in self._choose(
+                [s for s, _ in corpus.pairs(splits.TRAIN, code)], quota[code]
+            )
         ]
 
     def _choose(self, sentences: list[str], count: int) -> list[str]:

@@ -118,9 +118,7 @@ class MultiHeadAttention(nn.Module):
             axes=(axes.EMBED, axes.HEADS, axes.KV),
         )
         y_BLND = jnp.einsum("BLM,MND->BLND", x_BLM, kernel_MND.astype(x_BLM.dtype))
-        return constrain(
-            y_BLND, axes.BATCH, axes.LENGTH, axes.ACTIVATION_HEADS, axes.ACTIVATION_KV
-        )
+        return constrain(y_BLND, axes.BATCH, axes.LENGTH, axes.ACTIVATION_HEADS, axes.ACTIVATION_KV)
 
 
 class FeedForward(nn.Module):

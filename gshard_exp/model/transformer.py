@@ -180,9 +180,9 @@ class Stack(nn.Module):
             unroll=self.unroll,
             axis_name=axes.LAYERS,
         )
-        x_BLM, _ = scanned(
-            blocks=tuple(self.pattern), deterministic=deterministic, name="layers"
-        )(x_BLM, inputs)
+        x_BLM, _ = scanned(blocks=tuple(self.pattern), deterministic=deterministic, name="layers")(
+            x_BLM, inputs
+        )
         return x_BLM
 
 
@@ -276,9 +276,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B K M"]:
         """Encode the source; arguments as in `__call__`."""
         how = _how(rows, encoder_input_tokens, enable_dropout)
-        x_BKM = self._embed(
-            self.source_embedding, encoder_input_tokens, encoder_positions, **how
-        )
+        x_BKM = self._embed(self.source_embedding, encoder_input_tokens, encoder_positions, **how)
         inputs = {
             "mask": _same_segment(encoder_segment_ids, encoder_segment_ids),
             "valid": encoder_segment_ids > 0,
@@ -300,9 +298,7 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B L V"]:
         """Score target positions given an encoded source; arguments as in `__call__`."""
         how = _how(rows, decoder_input_tokens, enable_dropout)
-        x_BLM = self._embed(
-            self.target_embedding, decoder_input_tokens, decoder_positions, **how
-        )
+        x_BLM = self._embed(self.target_embedding, decoder_input_tokens, decoder_positions, **how)
         length = decoder_input_tokens.shape[1]
         causal = jnp.tril(jnp.ones((length, length), dtype=bool))
         same = _same_segment(decoder_segment_ids, decoder_segment_ids)
@@ -329,9 +325,7 @@ def _segments(segment_ids: Int[Array, "B L"] | None, tokens: Int[Array, "B L"]):
     return (tokens > 0).astype(jnp.int32) if segment_ids is None else segment_ids
 
 
-def _same_segment(
-    query: Int[Array, "B L"], key: Int[Array, "B K"]
-) -> Bool[Array, "B L K"]:
+def _same_segment(query: Int[Array, "B L"], key: Int[Array, "B K"]) -> Bool[Array, "B L K"]:
     return (query[:, :, None] == key[:, None, :]) & (key[:, None, :] > 0)
 
 

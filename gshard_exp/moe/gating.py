@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from gshard_exp.errors import SettingError
+
 
 class Routing(NamedTuple):
     """Say where each token of each group goes, and with what weight it comes back.
@@ -89,6 +91,9 @@ class Top2Gating:
 
     num_choices: ClassVar[int] = 2
     min_capacity: int = 1
+
+    def __post_init__(self) -> None:
+        _check_min_capacity(self.min_capacity)
 
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = 2S/E * factor, see `slots_per_expert`. The paper's C has factor 1."""
@@ -171,6 +176,9 @@ class Top1Gating:
     num_choices: ClassVar[int] = 1
     min_capacity: int = 1
 
+    def __post_init__(self) -> None:
+        _check_min_capacity(self.min_capacity)
+
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = S/E * factor, see `slots_per_expert`. Switch's equation 3."""
         return slots_per_expert(
@@ -212,6 +220,14 @@ class Top1Gating:
         )
 
 
+def _check_min_capacity(min_capacity: int) -> None:
+    if min_capacity < 1:
+        raise SettingError(
+            f"min_capacity={min_capacity}: an expert needs at least 1 slot per group.",
+            settings=("min_capacity",),
+        )
+
+
 def slots_per_expert(
     num_choices: int, group_size: int, num_experts: int, factor: float, minimum: int = 1
 ) -> int:
@@ -233,20 +249,18 @@ def slots_per_expert(
         minimum: the fewest slots, where S allows.
 
     Raises:
-        ValueError: factor is not a positive finite number, or another number is below 1.
+        SettingError: factor is not a positive finite number, or S or E is below 1.
     """
     if not (math.isfinite(factor) and factor > 0):
-        raise ValueError(
-            f"The expert capacity factor is {factor}; it must be a positive number. "
-            "1.0 is the paper's capacity."
+        raise SettingError(
+            f"The expert capacity factor is {factor}; it must be a positive number.",
+            hint="1.0 is the capacity of the paper; 1.25 to 2.0 drop fewer tokens.",
         )
-    for name, number in (
-        ("group_size", group_size),
-        ("num_experts", num_experts),
-        ("min_capacity", minimum),
-    ):
-        if number < 1:
-            raise ValueError(f"{name} is {number}; it must be at least 1.")
+    if group_size < 1 or num_experts < 1:
+        raise SettingError(
+            f"There is no capacity for {num_experts} experts and groups of {group_size} tokens; "
+            "both numbers must be at least 1."
+        )
     exact = Fraction(str(factor)) * num_choices * group_size / num_experts
     return min(max(math.ceil(exact), minimum), group_size)
 
@@ -260,16 +274,6 @@ def router_z_loss(logits: Float[Array, "G S E"], valid: Bool[Array, "G S"]) -> F
     log_z_GS = jax.nn.logsumexp(logits_GSE, axis=-1)
     total_G = jnp.sum(jnp.where(valid, jnp.square(log_z_GS), 0.0), axis=1)
     return total_G / jnp.maximum(jnp.sum(valid, axis=1), 1)
-
-
-def mean_over_groups(values: Float[Array, " G"], valid: Bool[Array, "G S"]) -> Float[Array, ""]:
-    """Average a per-group loss over the groups that hold a valid token; 0 if none does.
-
-    Groups made of padding only have loss 0 and would dilute the mean by however much padding there
-    happens to be.
-    """
-    filled_G = jnp.any(valid, axis=1)
-    return jnp.sum(jnp.where(filled_G, values, 0.0)) / jnp.maximum(jnp.sum(filled_G), 1)
 
 
 def masked_softmax(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from gshard_exp.moe.gating import Routing, mean_over_groups
+from gshard_exp.moe.gating import Routing
 
 
 def router_health(
@@ -72,7 +72,7 @@ def router_health(
         "fraction_tokens_left_behind": of_valid(~jnp.any(routing.kept, axis=-1)),
         "router_entropy": of_valid(jnp.sum(jax.scipy.special.entr(routing.probs), axis=-1)),
         "router_confidence": of_valid(jnp.max(routing.probs, axis=-1)),
-        "auxiliary_loss": mean_over_groups(routing.aux_loss, valid),
+        "auxiliary_loss": jnp.mean(routing.aux_loss),
     }
 
 

@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError
-from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
-from gshard_exp.moe.gating import Top1Gating, Top2Gating, router_z_loss
+from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch
+from gshard_exp.moe.gating import Gating, Top2Gating, router_z_loss
 from gshard_exp.moe.health import router_health
 from gshard_exp.rng import row_uniform
 from gshard_exp.sharding.annotate import constrain
@@ -52,8 +52,8 @@ class MoeLayer(nn.Module):
     num_experts: int
     expert_mlp_dim: int
     group_size: int
-    gating: Top2Gating | Top1Gating = Top2Gating()
-    dispatch: EinsumDispatch | ScatterDispatch = EinsumDispatch()
+    gating: Gating = Top2Gating()
+    dispatch: Dispatch = EinsumDispatch()
     train_capacity_factor: float = 1.0
     eval_capacity_factor: float = 1.0
 
@@ -199,14 +199,10 @@ def check_groups(
 def _to_experts(x_GECM: Float[Array, "G E C M"]) -> Float[Array, "E G C M"]:
     x_GECM = constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)
     x_EGCM = jnp.swapaxes(x_GECM, 0, 1)
-    return constrain(
-        x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED
-    )
+    return constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
 
 
 def _from_experts(x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "G E C M"]:
-    x_EGCM = constrain(
-        x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED
-    )
+    x_EGCM = constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
     x_GECM = jnp.swapaxes(x_EGCM, 0, 1)
     return constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)

@@ -28,6 +28,10 @@ class Rules:
     optimizer: tuple[tuple[str, str | tuple[str, ...] | None], ...] = ()
 
     def __post_init__(self) -> None:
+        # Config files write lists as easily as tuples; as tuples, rules can be hashed.
+        for field in ("table", "optimizer"):
+            pairs = tuple((name, _plain(entry)) for name, entry in getattr(self, field))
+            object.__setattr__(self, field, pairs)
         _check_table("table", self.table)
         _check_table("optimizer", self.optimizer)
         missing = sorted(set(axes.LOGICAL_AXES) - {name for name, _ in self.table})
@@ -105,6 +109,10 @@ def _as_tuple(entry: MeshAxes) -> tuple[str, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry)
 
 
+def _plain(entry: MeshAxes) -> MeshAxes:
+    return entry if entry is None or isinstance(entry, str) else tuple(entry)
+
+
 def _lookup(table: Mapping[str, MeshAxes], name: str, what: str) -> MeshAxes:
     if name not in table:
         raise SettingError(
@@ -112,9 +120,7 @@ def _lookup(table: Mapping[str, MeshAxes], name: str, what: str) -> MeshAxes:
             f'Add ("{name}", None) to the rules to replicate it',
             settings=("table",),
         )
-    entry = table[name]
-    # gin has no tuples of its own inside lists read from files: both are accepted.
-    return tuple(entry) if isinstance(entry, list) else entry
+    return table[name]
 
 
 def _check_table(field: str, table: Sequence[tuple[str, MeshAxes]]) -> None:

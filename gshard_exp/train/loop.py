@@ -26,7 +26,7 @@ class NonFiniteLossError(RuntimeError):
     """Loss or gradient stayed infinite or NaN for longer than the run allows."""
 
 
-class Interrupted(Exception):  # noqa: N818 - a request, not an error
+class Interrupted(Exception):
     """The run was asked to stop, and has saved itself."""
 
 
@@ -73,9 +73,7 @@ def train(
     batches = experiment.data.train_batches(
         batch_size=experiment.batch_size, lengths=experiment.lengths
     )
-    run = _Run(
-        experiment, plan, batches, experiment.checkpoints.open(experiment.model_dir), report
-    )
+    run = _Run(experiment, plan, batches, experiment.checkpoints.open(experiment.model_dir), report)
     try:
         state, start = _start(run)
         return _steps(run, state, start)

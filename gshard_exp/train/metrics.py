@@ -10,6 +10,7 @@ from typing import Protocol
 import jax
 import numpy as np
 
+from gshard_exp.data.tensorflow_import import load_tensorflow
 from gshard_exp.model.seq2seq import Seq2SeqModel
 
 Scalars = Mapping[str, float]
@@ -82,9 +83,7 @@ def open_writers(
     """
     writers: list[Writer] = [JsonLines(folder / "metrics.jsonl", start_step)]
     if importlib.util.find_spec("tensorflow") and importlib.util.find_spec("tensorboard"):
-        import tensorflow as tf
-
-        tf.config.set_visible_devices([], "GPU")
+        load_tensorflow()
         from clu import metric_writers
 
         writers.append(metric_writers.SummaryWriter(str(folder)))

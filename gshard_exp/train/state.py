@@ -57,15 +57,11 @@ class StatePlan:
 
     def init(self, seed: int) -> TrainState:
         """Make the state of step 0, each array born in its sharding."""
-        make = jax.jit(
-            lambda key: _init(self.model, self.tx, key), out_shardings=self.shardings
-        )
+        make = jax.jit(lambda key: _init(self.model, self.tx, key), out_shardings=self.shardings)
         return make(jax.random.key(seed))
 
 
-def plan_state(
-    model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rules
-) -> StatePlan:
+def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rules) -> StatePlan:
     """Work out the train state of a model on a mesh, without allocating anything.
 
     Raises:

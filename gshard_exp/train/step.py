@@ -19,9 +19,7 @@ def partitioned_train_step(plan: StatePlan, rules: Rules, microbatches: int = 1)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         with partitioning(plan.mesh, rules):
-            return train_step(
-                state, batch, model=plan.model, tx=plan.tx, microbatches=microbatches
-            )
+            return train_step(state, batch, model=plan.model, tx=plan.tx, microbatches=microbatches)
 
     return jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
 

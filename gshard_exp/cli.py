@@ -1,0 +1,148 @@
+"""The command line: verbs to functions, and the only reader of argv."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
+from gshard_exp.errors import SettingError
+
+# Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
+FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a verb; return the exit status."""
+    arguments, bindings = _parse(sys.argv[1:] if argv is None else list(argv))
+    # TensorFlow and oneDNN report on themselves at start-up; errors still come through.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    try:
+        return arguments.verb(arguments, bindings)
+    except (ConfigError, SettingError) as error:
+        if arguments.debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return WRONG_SETTING
+
+
+def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.train import loop
+    from gshard_exp.train.experiment import Experiment
+
+    assembled = _assemble(Experiment, arguments, bindings)
+    config = operative_config(assembled)
+    with _explained(assembled):
+        if arguments.dry_run:
+            return _dry_run(assembled.tree, config)
+        try:
+            loop.train(assembled.tree, files={"config.gin": config}, report=_say)
+        except loop.NonFiniteLossError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return FAILED
+        except loop.Interrupted as request:
+            print(request, file=sys.stderr)
+            return STOPPED
+    _say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
+    return 0
+
+
+def _dry_run(experiment: Any, config: str) -> int:
+    from gshard_exp.train.experiment import check_layout
+    from gshard_exp.train.state import model_info, plan_state
+
+    mesh = experiment.mesh.build()
+    check_layout(experiment, mesh)
+    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+    _say(config)
+    _say(model_info(plan))
+    _say("dry run: settings are valid; nothing was compiled or written")
+    return 0
+
+
+def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.data import report
+    from gshard_exp.data.tasks import TranslationTasks
+
+    assembled = _assemble(TranslationTasks, arguments, bindings)
+    with _explained(assembled):
+        report.print_corpus(assembled.tree)
+    return 0
+
+
+def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.data import report
+    from gshard_exp.data.tasks import TranslationTasks
+
+    assembled = _assemble(TranslationTasks, arguments, bindings)
+    with _explained(assembled):
+        report.print_tasks(assembled.tree, samples=arguments.samples)
+    return 0
+
+
+def _assemble(root: type, arguments: argparse.Namespace, bindings: Sequence[str]):
+    search_paths = [path for path in arguments.gin_search_paths.split(",") if path]
+    return assemble(root, arguments.gin_file, bindings, search_paths)
+
+
+class _explained:
+    """Adds to a setting error of a lower room where the settings were made."""
+
+    def __init__(self, assembled: Any) -> None:
+        self._assembled = assembled
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, SettingError):
+            raise self._assembled.explain(error) from error
+
+
+def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Split gin bindings (`--gin.NAME=VALUE`) from the arguments that argparse knows."""
+    bindings = [binding_from_flag(word) for word in argv if word.startswith("--gin.")]
+    return _parser().parse_args([w for w in argv if not w.startswith("--gin.")]), bindings
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gshard-exp", description="GShard experiments from gin files, on any mesh."
+    )
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    train = _verb(verbs, "train", _train, "train, or go on with, the experiment of a gin file")
+    train.add_argument(
+        "--dry_run",
+        action="store_true",
+        help="assemble and validate; print settings and parameters; compile and write nothing",
+    )
+    _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
+    tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
+    tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
+    return parser
+
+
+def _verb(
+    verbs: Any, name: str, function: Callable[..., int], summary: str
+) -> argparse.ArgumentParser:
+    verb = verbs.add_parser(
+        name,
+        help=summary,
+        description=summary,
+        epilog="--gin.NAME=VALUE sets a macro or a parameter; it wins over files.",
+    )
+    verb.set_defaults(verb=function)
+    verb.add_argument(
+        "--gin_file", action="append", required=True, help="may be repeated; the later wins"
+    )
+    verb.add_argument(
+        "--gin_search_paths", default="", metavar="A,B", help="where gin files may lie"
+    )
+    verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    return verb
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)

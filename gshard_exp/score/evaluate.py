@@ -1,0 +1,147 @@
+"""Loss and accuracy on held-out text, by language, from teacher-forced scores."""
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from gshard_exp import axes
+from gshard_exp.data.batches import padded_batches, to_mesh
+from gshard_exp.data.tasks import TranslationTasks
+from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.sharding.annotate import partitioning
+from gshard_exp.sharding.rules import Rules
+
+# Thirds of the languages, ordered by resource, as facts A5 summarises the paper's Figure 6.
+GROUPS = ("high", "middle", "low")
+
+
+@dataclass(frozen=True)
+class LossByLanguage:
+    """Scores a split of every language of a table of tasks.
+
+    Nothing is random and nothing is packed: each example is scored in a row of its own, cut to
+    `lengths`. Averages: over tokens (`cross_ent_loss`), over languages (`.../macro`), and by
+    resource group, thirds of the languages ordered by training pairs.
+
+    Attributes:
+        tasks: whose languages are scored.
+        lengths: tokens in a row, {"inputs": ..., "targets": ...}; longer examples are cut.
+        batch_size: rows at once, over all devices.
+        every_steps: steps between evaluations.
+        split: "validation" or "test".
+        max_examples_per_language: the first so many of each language; None takes all.
+        name: folder below `training_eval/`.
+    """
+
+    tasks: TranslationTasks
+    lengths: Mapping[str, int]
+    batch_size: int
+    every_steps: int
+    split: str = "validation"
+    max_examples_per_language: int | None = None
+    name: str = "validation"
+
+    def __call__(
+        self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
+    ) -> tuple[dict[str, float], str]:
+        """Score; see `train.experiment.Evaluator`."""
+        languages = self.tasks.codes
+        examples, owners = self._examples(languages)
+        sums = {
+            key: np.zeros(len(languages)) for key in ("cross_ent_loss", "correct", "target_tokens")
+        }
+        shape = (self.batch_size, min(self.lengths.values()))
+        sharding = rules.sharding(
+            (axes.BATCH, axes.LENGTH), shape=shape, mesh=mesh, what="an evaluation batch"
+        )
+        pending = []
+        for rows, batch in padded_batches(
+            examples, batch_size=self.batch_size, lengths=self.lengths
+        ):
+            scores = _score(params, to_mesh(batch, sharding), model=model, mesh=mesh, rules=rules)
+            pending.append((rows, scores))
+        for rows, scores in pending:
+            for key, values in sums.items():
+                np.add.at(values, owners[rows], np.asarray(scores[key])[: len(rows)])
+        scalars = summarise(languages, sums)
+        return scalars, _table(languages, scalars, _first(folder))
+
+    def _examples(self, languages: Sequence[str]):
+        examples: list[tuple[np.ndarray, np.ndarray]] = []
+        owners: list[int] = []
+        for index, language in enumerate(languages):
+            of_language = self.tasks.token_ids(self.split, language)
+            of_language = of_language[: self.max_examples_per_language]
+            examples += of_language
+            owners += [index] * len(of_language)
+        # Rows of similar length together would save nothing: every row has the full length.
+        return examples, np.asarray(owners, np.int64)
+
+
+def summarise(languages: Sequence[str], sums: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Average sums by language into scalars.
+
+    Args:
+        languages: ordered from high to low resource.
+        sums: by `cross_ent_loss`, `correct` and `target_tokens`, one number for each language.
+
+    Returns:
+        `cross_ent_loss` and `accuracy`: over all tokens, `/macro`, `/high`, `/middle`, `/low`
+        (means over languages) and `/<language>`. Languages without examples are left out.
+    """
+    tokens = np.asarray(sums["target_tokens"])
+    has = tokens > 0
+    scalars: dict[str, float] = {"target_tokens": float(tokens.sum())}
+    thirds = np.arange(len(languages)) * len(GROUPS) // max(len(languages), 1)
+    for name, key in (("cross_ent_loss", "cross_ent_loss"), ("accuracy", "correct")):
+        of_language = sums[key] / np.maximum(tokens, 1)
+        scalars[name] = float(sums[key].sum() / max(tokens.sum(), 1))
+        scalars[f"{name}/macro"] = _mean(of_language[has])
+        for index, group in enumerate(GROUPS):
+            members = has & (thirds == index)
+            if members.any():
+                scalars[f"{name}/{group}"] = _mean(of_language[members])
+        for language, value, present in zip(languages, of_language, has, strict=True):
+            if present:
+                scalars[f"{name}/{language}"] = float(value)
+    return scalars
+
+
+@functools.partial(jax.jit, static_argnames=("model", "mesh", "rules"))
+def _score(params: Params, batch, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules):
+    with partitioning(mesh, rules):
+        return model.evaluate(params, batch)
+
+
+def _table(languages: Sequence[str], scalars: Mapping[str, float], first: Mapping) -> str:
+    """Lay the averages out for a person, beside those of the first evaluation."""
+    lines = [f"{'':<22}{'cross entropy':>14}{'of the first':>14}{'accuracy':>10}"]
+    rows = [("all tokens", "")]
+    rows += [(f"{g} resource languages", f"/{g}") for g in GROUPS] + [("all languages", "/macro")]
+    for label, suffix in rows:
+        loss = scalars.get(f"cross_ent_loss{suffix}")
+        if loss is None:
+            continue
+        start = first.get(f"cross_ent_loss{suffix}")
+        relative = f"{loss / start:>13.1%}" if start else f"{'-':>13}"
+        accuracy = scalars[f"accuracy{suffix}"]
+        lines.append(f"{label:<22}{loss:>14.3f} {relative}{accuracy:>10.3f}")
+    lines.append(f"{len(languages)} languages, {scalars['target_tokens']:,.0f} target tokens")
+    return "\n".join(lines) + "\n"
+
+
+def _first(folder: Path) -> Mapping[str, float]:
+    """Read the first record that the run's loop wrote for this evaluator."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return json.loads(lines[0]) if lines else {}
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")

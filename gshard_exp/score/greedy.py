@@ -1,0 +1,146 @@
+"""Greedy decoding, and a few translations to look at during training."""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int
+
+from gshard_exp.data.batches import padded_batches
+from gshard_exp.data.tasks import TranslationTasks
+from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.transformer import Transformer
+from gshard_exp.sharding.annotate import partitioning
+from gshard_exp.sharding.rules import Rules
+
+END = 1  # the vocabularies' end-of-sentence piece
+
+
+def greedy_decode(
+    model: Seq2SeqModel, params: Params, inputs: Int[Array, "B K"], *, max_length: int
+) -> Int[Array, "B L"]:
+    """Extend each target by its likeliest piece until it ends.
+
+    Runs the whole decoder for each new piece, without a cache: meant for a few samples.
+
+    Args:
+        model: the network.
+        params: its parameters.
+        inputs: source pieces, 0 is padding.
+        max_length: pieces at most, the end included.
+
+    Returns:
+        int32 [B, max_length]; 0 after the end.
+    """
+    variables, module = {"params": params}, model.module
+    segments = (inputs > 0).astype(jnp.int32)
+    how = {"enable_dropout": False}
+    encoded = module.apply(variables, inputs, segments, method=Transformer.encode, **how)
+    batch = inputs.shape[0]
+
+    def extend(carry):
+        position, targets, ended = carry
+        shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
+        # Positions beyond the one that is asked for are no tokens yet: the router ignores them.
+        known = jnp.arange(max_length)[None, :] <= position
+        known = jnp.broadcast_to(known, targets.shape).astype(jnp.int32)
+        logits = module.apply(
+            variables, encoded, segments, shifted, known, method=Transformer.decode, **how
+        )
+        likeliest = jnp.argmax(logits[:, position], axis=-1).astype(jnp.int32)
+        piece = jnp.where(ended, 0, likeliest)
+        return position + 1, targets.at[:, position].set(piece), ended | (piece == END)
+
+    def unfinished(carry):
+        position, _, ended = carry
+        return (position < max_length) & ~jnp.all(ended)
+
+    start = (0, jnp.zeros((batch, max_length), jnp.int32), jnp.zeros((batch,), bool))
+    _, targets, _ = jax.lax.while_loop(unfinished, extend, start)
+    return targets
+
+
+@dataclass(frozen=True)
+class GreedySamples:
+    """Translates a few held-out sentences: of a high-, a middle- and a low-resource language.
+
+    Attributes:
+        tasks: whose languages and vocabularies are used.
+        lengths: tokens in a row, {"inputs": ..., "targets": ...}.
+        every_steps: steps between samples.
+        num_samples: sentences, spread over the languages from high to low resource.
+        split: "validation" or "test".
+        batch_size: rows to decode in, at least `num_samples`; a multiple of what the mesh and the
+            routing groups ask for.
+        name: folder below `training_eval/`.
+    """
+
+    tasks: TranslationTasks
+    lengths: Mapping[str, int]
+    every_steps: int
+    num_samples: int = 3
+    split: str = "validation"
+    batch_size: int = 16
+    name: str = "samples"
+
+    def __call__(
+        self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
+    ) -> tuple[dict[str, float], str]:
+        """Translate; see `train.experiment.Evaluator`."""
+        import sentencepiece
+
+        source = sentencepiece.SentencePieceProcessor(str(self.tasks.models["inputs"]))
+        target = sentencepiece.SentencePieceProcessor(str(self.tasks.models["targets"]))
+        chosen = self._choose()
+        examples = [example for _, example in chosen]
+        ((rows, batch),) = padded_batches(
+            examples, batch_size=self.batch_size, lengths=self.lengths
+        )
+        outputs = _decode(
+            params,
+            jnp.asarray(batch["encoder_input_tokens"]),
+            model=model,
+            mesh=mesh,
+            rules=rules,
+            max_length=self.lengths["targets"],
+        )
+        lines = []
+        for row in rows:
+            language, (inputs, targets) = chosen[row]
+            lines.append(f"[{language}] {source.decode(_text(inputs))}")
+            lines.append(f"  reference: {target.decode(_text(targets))}")
+            lines.append(f"  output:    {target.decode(_text(np.asarray(outputs[row])))}")
+        return {}, "\n".join(lines) + "\n"
+
+    def _choose(self) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
+        """Take the first sentence of fair length from languages spread over the resource scale."""
+        chosen: list[tuple[str, tuple[np.ndarray, np.ndarray]]] = []
+        languages = self.tasks.codes
+        for index in range(len(languages)):
+            # 0, middle, last, then whatever is left, so that empty languages do not matter.
+            spread = index * (len(languages) - 1) // max(self.num_samples - 1, 1)
+            language = languages[spread % len(languages)]
+            fair = [e for e in self.tasks.token_ids(self.split, language) if 5 <= len(e[1]) <= 14]
+            if fair:
+                chosen.append((language, fair[0]))
+            if len(chosen) == self.num_samples:
+                break
+        return chosen
+
+
+@functools.partial(jax.jit, static_argnames=("model", "mesh", "rules", "max_length"))
+def _decode(params, inputs, *, model, mesh, rules, max_length):
+    with partitioning(mesh, rules):
+        return greedy_decode(model, params, inputs, max_length=max_length)
+
+
+def _text(ids: np.ndarray) -> list[int]:
+    """Cut at the end piece and drop padding."""
+    ids = ids[ids > 0]
+    ends = np.flatnonzero(ids == END)
+    return ids[: ends[0]].tolist() if len(ends) else ids.tolist()
