@@ -24,6 +24,18 @@ DATA = [
     "sacrebleu>=2.4",
     "tensorboard>=2.20",  # clu.metric_writers imports it and does not ask for it
 ]
+# Only their catalogs are read, by the file list of the installed package (tasks/m4.py).
+CORPUS = [
+    "django>=5.2,<5.3",
+    "plone.app.locales>=7,<8",
+    "trac>=1.6,<1.7",
+    "django-allauth>=65,<66",
+    "djangorestframework>=3.16,<4",
+    "django-cms>=5,<6",
+    "django-tinymce>=5,<6",
+    "django-ckeditor-5>=0.2.18,<0.3",
+    "django-ckeditor>=6.7,<7",
+]
 TPU_COMPILER = ["libtpu"]
 BENCH = ["matplotlib>=3.8"]
 TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15"]
@@ -55,7 +67,7 @@ setup(
     install_requires=CORE,
     extras_require={
         "data": DATA,
-        "corpus": [],
+        "corpus": CORPUS,
         "tpu": TPU_COMPILER,
         "bench": BENCH,
         "test": TEST,

@@ -38,6 +38,10 @@ class DataSource(Protocol):
         """Open the stream at its start."""
         ...
 
+    def vocab_sizes(self) -> Mapping[str, int]:
+        """Return the number of pieces of `inputs` and `targets`, as far as they are known."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomData:
@@ -56,6 +60,10 @@ class RandomData:
     def train_batches(self, *, batch_size: int, lengths: Mapping[str, int]) -> "RandomBatches":
         """Open the stream at its start."""
         return RandomBatches(self, batch_size // jax.process_count(), lengths)
+
+    def vocab_sizes(self) -> Mapping[str, int]:
+        """Return the sizes that pieces are drawn from."""
+        return {"inputs": self.source_vocab_size, "targets": self.target_vocab_size}
 
 
 class RandomBatches:
@@ -127,6 +135,10 @@ class SeqioData:
         options = tf.data.Options()
         options.deterministic = True
         return SeqioBatches(dataset.with_options(options).prefetch(2))
+
+    def vocab_sizes(self) -> Mapping[str, int]:
+        """Return the sizes of our own tasks' vocabularies; of others nothing is known here."""
+        return {} if self.tasks is None else self.tasks.vocab_sizes()
 
 
 class SeqioBatches:

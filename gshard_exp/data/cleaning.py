@@ -66,9 +66,9 @@ def markup(texts: Texts) -> Texts:
 def accelerators(texts: Texts) -> Texts:
     """Remove the marks of keyboard accelerators: `&File`, `_File`, `ファイル(&F)`.
 
-    A text has one, so `&e at &c by &u` is none; `R&D` and `AT&T` keep theirs too. An underscore is a mark only where the English has exactly one
-    and the word around it is another one in the translation, if it stands there at all: a name
-    such as `user_id` is copied as it is.
+    A text has one, so `&e at &c by &u` is none; `R&D` and `AT&T` keep theirs too. An underscore
+    is a mark only where the English has exactly one and the word around it is another one in the
+    translation, if it stands there at all: a name such as `user_id` is copied as it is.
     """
     source, target = texts
     if target.count("&") == 1 or source.count("&") == 1:

@@ -20,13 +20,14 @@ from gshard_exp.data import languages as language_table
 from gshard_exp.data import splits
 from gshard_exp.data.cleaning import Cleaning
 from gshard_exp.data.sources import Problems, Source
+from gshard_exp.errors import SettingError
 
 REPORT = "report.json"
 # Part of the cache's key: raise it when the same pairs would be written otherwise.
 LAYOUT = 1
 
 
-class CorpusError(ValueError):
+class CorpusError(SettingError):
     """A corpus that cannot be built as it is set up."""
 
 
@@ -36,6 +37,7 @@ class Corpus:
 
     Attributes:
       sources: where the pairs come from, in the order in which duplicates are met.
+      more_sources: further ones, so that a user's own can join those of an included file.
       cleaning: settings of the rules.
       validation_fraction: fraction of the distinct English sentences.
       test_fraction: fraction of the distinct English sentences.
@@ -48,7 +50,8 @@ class Corpus:
     """
 
     sources: Sequence[Source] = ()
-    cleaning: Cleaning = Cleaning()
+    more_sources: Sequence[Source] = ()
+    cleaning: Cleaning = field(default_factory=Cleaning)
     validation_fraction: float = 0.02
     test_fraction: float = 0.02
     near_words: int = 4
@@ -59,18 +62,26 @@ class Corpus:
 
     def __post_init__(self) -> None:
         """Refuse settings that make no corpus."""
-        if not self.sources:
+        if not self.all_sources:
             raise CorpusError(
-                "corpus.Corpus.sources is empty; a corpus needs at least one source. Set it in "
-                "gin, e.g. [@sources.Tsv()] with sources.Tsv.path, or include gin/tasks/m4.gin."
+                "corpus.Corpus.sources is empty; a corpus needs at least one source.",
+                settings=("sources", "more_sources"),
+                hint="Set it in gin, e.g. [@sources.Tsv()], or include gin/tasks/m4.gin.",
             )
         held_out = self.validation_fraction + self.test_fraction
         if min(self.validation_fraction, self.test_fraction) < 0 or held_out >= 1:
             raise CorpusError(
                 f"validation_fraction={self.validation_fraction} and test_fraction="
                 f"{self.test_fraction} leave no training split; both are at least 0 and their "
-                "sum is below 1. Set them in corpus.Corpus, 0.02 each is usual."
+                "sum is below 1.",
+                settings=("validation_fraction", "test_fraction"),
+                hint="0.02 each is usual.",
             )
+
+    @property
+    def all_sources(self) -> tuple[Source, ...]:
+        """`sources` and `more_sources`."""
+        return (*self.sources, *self.more_sources)
 
     def key(self) -> str:
         """Return a hash of everything that the built corpus depends on."""
@@ -78,7 +89,7 @@ class Corpus:
         parts = [
             LAYOUT,
             cleaning_rules.VERSION,
-            *(source.fingerprint() for source in self.sources),
+            *(source.fingerprint() for source in self.all_sources),
             self.cleaning,
             (self.validation_fraction, self.test_fraction, self.near_words, self.min_pairs),
             None if self.languages is None else sorted(self.languages),
@@ -169,8 +180,8 @@ class _Build:
     def write(self, directory: Path) -> None:
         """Do it all, into a folder that is not there yet."""
         with _progress(self.progress) as bar:
-            task = bar.add_task("reading", total=len(self.corpus.sources))
-            for source in self.corpus.sources:
+            task = bar.add_task("reading", total=len(self.corpus.all_sources))
+            for source in self.corpus.all_sources:
                 bar.update(task, description=f"corpus: cleaning {source.label}")
                 self._read(source)
                 bar.advance(task)
@@ -193,7 +204,7 @@ class _Build:
                     file.writelines(f"{source}\t{target}\n" for source, target in pairs)
             written[language] = {split: len(pairs) for split, pairs in parts.items()}
         if not written:
-            raise CorpusError(self._nothing_left())
+            raise self._nothing_left()
         report = self._report(written, dropped, near_count)
         text = json.dumps(report, ensure_ascii=False, indent=1)
         (directory / REPORT).write_text(text + "\n", "utf-8")
@@ -272,21 +283,21 @@ class _Build:
             "problems": {"count": self.problems.count, "first": self.problems.lines},
         }
 
-    def _nothing_left(self) -> str:
+    def _nothing_left(self) -> CorpusError:
         refused: Counter[str] = Counter()
         for counts in self.counts.values():
             refused.update(counts.refused)
         rules = ", ".join(f"{rule} {count}" for rule, count in refused.most_common(4)) or "none"
         wanted = self.corpus.languages
-        first = f" First problem: {self.problems.lines[0]}." if self.problems.lines else ""
-        return (
-            f"No language has {max(self.corpus.min_pairs, 1)} training pairs: "
-            f"{sum(self.raw.values())} pairs of {len(self.raw)} languages were read from "
-            f"{len(self.corpus.sources)} sources, refused by rule: {rules}; "
-            f"{self.problems.count} lines or files were unreadable.{first} A corpus needs at least "
-            f"one language with corpus.Corpus.min_pairs={self.corpus.min_pairs} training pairs"
-            f"{'' if wanted is None else f' among languages={list(wanted)}'}. Lower min_pairs, or "
-            "correct corpus.Corpus.sources."
+        among = "" if wanted is None else f" among languages={list(wanted)}"
+        first = f" (the first: {self.problems.lines[0]})" if self.problems.lines else ""
+        return CorpusError(
+            f"Nothing is left of the corpus: {sum(self.raw.values())} pairs of {len(self.raw)} "
+            f"languages were read from {len(self.corpus.all_sources)} sources{among}; refused by "
+            f"rule: {rules}; lines or files that could not be read: {self.problems.count}{first}. "
+            f"At least one language must have min_pairs={self.corpus.min_pairs} training pairs.",
+            settings=("min_pairs", "languages", "sources", "more_sources"),
+            hint="Lower min_pairs, or correct the sources.",
         )
 
 

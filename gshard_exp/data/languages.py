@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from gshard_exp.errors import SettingError
+
 # Codes that were replaced, or that name a group whose translations are in one member.
 ALIASES = {
     "cmn": "zh",
@@ -53,7 +55,7 @@ USUAL_SCRIPT = {
 SCRIPT_OF_NAME = {"CJK": "Han", "KATAKANA-HIRAGANA": "Katakana", "MODIFIER": "Common"}
 
 
-class LanguageTableError(ValueError):
+class LanguageTableError(SettingError):
     """A row of a table of languages cannot be read."""
 
 
@@ -126,13 +128,16 @@ def read_table(path: str | None = None) -> Mapping[str, Language]:
         if len(columns) != 3:
             raise LanguageTableError(
                 f"{name}:{number} has {len(columns)} columns, a table of languages has 3: code, "
-                "English name, scripts separated by commas. Separate them by one tab each."
+                "English name, scripts separated by commas.",
+                settings=("table",),
+                hint="Separate them by one tab each.",
             )
         code, english, scripts = (column.strip() for column in columns)
         if code in table:
             raise LanguageTableError(
-                f"{name}:{number} names {code!r} a second time; a code stands for one row. "
-                "Remove one of the two."
+                f"{name}:{number} names {code!r} a second time; a code stands for one row.",
+                settings=("table",),
+                hint="Remove one of the two.",
             )
         table[code] = Language(code, english, tuple(s for s in re.split(r"[, ]+", scripts) if s))
     return table

@@ -10,6 +10,7 @@ import numpy as np
 
 from gshard_exp.data import splits, tokens
 from gshard_exp.data.corpus import BuiltCorpus, Corpus, CorpusError
+from gshard_exp.data.tensorflow_import import load_tensorflow
 from gshard_exp.data.vocabulary import SOURCE, TARGET, SentencePieceVocabulary
 
 if TYPE_CHECKING:
@@ -78,8 +79,9 @@ class TranslationTasks:
             raise CorpusError(
                 f"{len(missing)} languages of tasks.TranslationTasks.languages are not in the "
                 f"corpus: {', '.join(missing)}; it has {len(self.built.languages)}: "
-                f"{', '.join(self.built.languages)}. Remove them, lower corpus.Corpus.min_pairs, "
-                "or add a source that has them."
+                f"{', '.join(self.built.languages)}.",
+                settings=("languages", "corpus.min_pairs"),
+                hint="Remove them, lower min_pairs, or add a source that has them.",
             )
         return tuple(code for code in self.built.languages if code in set(self.languages))
 
@@ -111,6 +113,7 @@ class TranslationTasks:
 
     def output_features(self) -> dict[str, "seqio.Feature"]:
         """Return the features of every task, with the vocabularies as seqio knows them."""
+        load_tensorflow()
         import seqio
 
         return {
@@ -126,6 +129,7 @@ class TranslationTasks:
         Building corpus, vocabularies and token ids is part of it. What is registered already with
         the same content is left alone, other content under the same names is replaced.
         """
+        load_tensorflow()
         import seqio
 
         from gshard_exp.data.token_source import TokenSource

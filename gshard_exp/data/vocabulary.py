@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gshard_exp.data import splits
 from gshard_exp.data.corpus import BuiltCorpus
+from gshard_exp.errors import SettingError
 
 if TYPE_CHECKING:
     import seqio
@@ -24,7 +25,7 @@ PAD_ID, EOS_ID, UNK_ID = 0, 1, 2  # as in T5; there is no BOS
 VERSION = 1
 
 
-class VocabularyError(ValueError):
+class VocabularyError(SettingError):
     """A vocabulary that cannot be trained or read as it is set up."""
 
 
@@ -54,7 +55,7 @@ class SentencePieceVocabulary:
 
     size: int = 8000
     model_file: str | None = None
-    max_sentences: int = 100_000
+    max_sentences: int = 50_000
     temperature: float = 5.0
     character_coverage: float = 0.9995
     seed: int = 0
@@ -157,8 +158,9 @@ class SentencePieceVocabulary:
             raise VocabularyError(
                 f"SentencePiece cannot train {self.size} {side} pieces on {len(sentences)} "
                 f"sentences: {error}. A vocabulary holds 259 control and byte pieces and every "
-                "character that is covered. Raise vocabulary.SentencePieceVocabulary.size, lower "
-                "character_coverage, or use a larger corpus."
+                "character that is covered.",
+                settings=("size", "character_coverage"),
+                hint="Raise size, lower character_coverage, or use a larger corpus.",
             ) from error
         return model.getvalue()
 
@@ -170,13 +172,17 @@ def _checked(path: Path) -> Path:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as error:
         raise VocabularyError(
-            f"{path} is no SentencePiece model: {error}. model_file takes a file that "
-            "sentencepiece has trained, by name. Correct it, or leave it out to have one trained."
+            f"{path} is no SentencePiece model: {error}. model_file takes the name of a file "
+            "that sentencepiece has trained.",
+            settings=("model_file",),
+            hint="Correct it, or leave it out to have one trained.",
         ) from error
     ids = (processor.pad_id(), processor.eos_id(), processor.unk_id())
     if ids != (PAD_ID, EOS_ID, UNK_ID):
         raise VocabularyError(
             f"{path} has pad, end and unknown at {ids}; the ids must be (0, 1, 2), as padding is "
-            "told by 0. Train it with pad_id=0, eos_id=1, unk_id=2, bos_id=-1."
+            "told by 0.",
+            settings=("model_file",),
+            hint="Train it with pad_id=0, eos_id=1, unk_id=2, bos_id=-1.",
         )
     return path

@@ -4,6 +4,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -112,9 +113,9 @@ class GreedySamples:
         lines = []
         for row in rows:
             language, (inputs, targets) = chosen[row]
-            lines.append(f"[{language}] {source.decode(_text(inputs))}")
-            lines.append(f"  reference: {target.decode(_text(targets))}")
-            lines.append(f"  output:    {target.decode(_text(np.asarray(outputs[row])))}")
+            lines.append(f"[{language}] {_text(source, inputs)}")
+            lines.append(f"  reference: {_text(target, targets)}")
+            lines.append(f"  output:    {_text(target, np.asarray(outputs[row]))}")
         return {}, "\n".join(lines) + "\n"
 
     def _choose(self) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
@@ -139,8 +140,12 @@ def _decode(params, inputs, *, model, mesh, rules, max_length):
         return greedy_decode(model, params, inputs, max_length=max_length)
 
 
-def _text(ids: np.ndarray) -> list[int]:
-    """Cut at the end piece and drop padding."""
+def _text(pieces: Any, ids: np.ndarray) -> str:
+    """Write ids up to the end piece as text.
+
+    An embedding may have more rows than the vocabulary has pieces; such an id is an unknown piece.
+    """
     ids = ids[ids > 0]
     ends = np.flatnonzero(ids == END)
-    return ids[: ends[0]].tolist() if len(ends) else ids.tolist()
+    ids = ids[: ends[0]] if len(ends) else ids
+    return pieces.decode(np.where(ids < pieces.vocab_size(), ids, pieces.unk_id()).tolist())

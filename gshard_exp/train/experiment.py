@@ -139,6 +139,26 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
             )
 
 
+def check_vocabularies(experiment: Experiment) -> None:
+    """Refuse vocabularies with more pieces than the embeddings have rows.
+
+    Builds corpus and vocabularies, if they are not built yet.
+
+    Raises:
+        SettingError: with both sizes.
+    """
+    sizes = experiment.data.vocab_sizes()
+    for key, embedding in (("inputs", "source_embedding"), ("targets", "target_embedding")):
+        rows = getattr(experiment.model.module, embedding).vocab_size
+        if sizes.get(key, 0) > rows:
+            raise SettingError(
+                f"the vocabulary of {key} has {sizes[key]} pieces and the {embedding} only {rows} "
+                "rows: every piece needs one.",
+                settings=(f"model.module.{embedding}.vocab_size",),
+                hint=f"Set it to at least {sizes[key]}.",
+            )
+
+
 def moe_layers(model: Seq2SeqModel, stack: str) -> Iterator[tuple[str, MoeLayer]]:
     """Yield the sparse layers of a stack's pattern with their path below the stack."""
     for index, block in enumerate(getattr(model.module, stack).pattern):

@@ -14,7 +14,7 @@ from gshard_exp import axes
 from gshard_exp.data.batches import BatchIterator, to_mesh
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
-from gshard_exp.train.experiment import Evaluator, Experiment, check_layout
+from gshard_exp.train.experiment import Evaluator, Experiment, check_layout, check_vocabularies
 from gshard_exp.train.metrics import Console, Window, Writer, open_writers
 from gshard_exp.train.state import StatePlan, TrainState, model_info, plan_state
 from gshard_exp.train.step import partitioned_train_step
@@ -65,6 +65,7 @@ def train(
     """
     mesh = experiment.mesh.build()
     check_layout(experiment, mesh)
+    check_vocabularies(experiment)
     plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
     folder = Path(experiment.model_dir)
     folder.mkdir(parents=True, exist_ok=True)
