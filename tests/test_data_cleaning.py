@@ -20,6 +20,7 @@ from gshard_exp.data.cleaning import Cleaning, Counts
         ("accelerators", ("ファイル(&F)", "&File"), ("ファイル", "File")),
         ("accelerators", ("文件(_F)", "_File"), ("文件", "File")),
         ("accelerators", ("_Datei", "_File"), ("Datei", "File")),
+        ("accelerators", ("Datei", "_File"), ("Datei", "File")),
         ("accelerators", ("Repren_dre", "Resu_me"), ("Reprendre", "Resume")),
         (
             "accelerators",

@@ -76,12 +76,12 @@ def accelerators(texts: Texts) -> Texts:
         source, target = (
             AMPERSAND.sub("", text) if text.count("&") == 1 else text for text in (source, target)
         )
-    bare = PLACEHOLDER.sub("", target)
-    if bare.count("_") == 1:
-        words = {word for text in texts for word in UNDERSCORE.findall(PLACEHOLDER.sub("", text))}
-        if LABELLED_ACCELERATOR.search(source) or (source.count("_") <= 1 and len(words) == 2):
-            source = _outside_placeholders(LABELLED_ACCELERATOR.sub("", source))
-            target = _outside_placeholders(target)
+    if PLACEHOLDER.sub("", target).count("_") == 1:
+        source = LABELLED_ACCELERATOR.sub("", source)
+        bare = PLACEHOLDER.sub("", source)
+        word = UNDERSCORE.search(PLACEHOLDER.sub("", target))
+        if bare.count("_") <= 1 and word and word[0] not in bare:
+            source, target = _outside_placeholders(source), _outside_placeholders(target)
     return source, target
 
 

@@ -36,6 +36,7 @@ class LossByLanguage:
         every_steps: steps between evaluations.
         split: "validation" or "test".
         max_examples_per_language: the first so many of each language; None takes all.
+        at_start: also before the first step, to compare with.
         name: folder below `training_eval/`.
     """
 
@@ -45,6 +46,7 @@ class LossByLanguage:
     every_steps: int
     split: str = "validation"
     max_examples_per_language: int | None = None
+    at_start: bool = True
     name: str = "validation"
 
     def __call__(

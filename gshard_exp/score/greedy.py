@@ -1,7 +1,7 @@
 """Greedy decoding, and a few translations to look at during training."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class GreedySamples:
         split: "validation" or "test".
         batch_size: rows to decode in, at least `num_samples`; a multiple of what the mesh and the
             routing groups ask for.
+        at_start: also before the first step.
         name: folder below `training_eval/`.
     """
 
@@ -87,6 +88,7 @@ class GreedySamples:
     num_samples: int = 3
     split: str = "validation"
     batch_size: int = 16
+    at_start: bool = False
     name: str = "samples"
 
     def __call__(
@@ -119,19 +121,26 @@ class GreedySamples:
         return {}, "\n".join(lines) + "\n"
 
     def _choose(self) -> list[tuple[str, tuple[np.ndarray, np.ndarray]]]:
-        """Take the first sentence of fair length from languages spread over the resource scale."""
+        """Take a sentence of fair length from languages spread over the scale, none twice."""
         chosen: list[tuple[str, tuple[np.ndarray, np.ndarray]]] = []
-        languages = self.tasks.codes
-        for index in range(len(languages)):
-            # 0, middle, last, then whatever is left, so that empty languages do not matter.
-            spread = index * (len(languages) - 1) // max(self.num_samples - 1, 1)
-            language = languages[spread % len(languages)]
-            fair = [e for e in self.tasks.token_ids(self.split, language) if 5 <= len(e[1]) <= 14]
-            if fair:
-                chosen.append((language, fair[0]))
+        seen: set[bytes] = set()
+        for language in _spread(self.tasks.codes, self.num_samples):
+            for source, target in self.tasks.token_ids(self.split, language):
+                if 5 <= len(target) <= 14 and target.tobytes() not in seen:
+                    seen.add(target.tobytes())
+                    chosen.append((language, (source, target)))
+                    break
             if len(chosen) == self.num_samples:
                 break
         return chosen
+
+
+def _spread(languages: Sequence[str], count: int) -> list[str]:
+    """Order languages so that the first `count` lie evenly between the first and the last."""
+    last = len(languages) - 1
+    first = [languages[i * last // max(count - 1, 1)] for i in range(count)] if languages else []
+    # The others follow, from the low-resource end, in case one of the first has no sentence.
+    return list(dict.fromkeys([*first, *reversed(languages)]))
 
 
 @functools.partial(jax.jit, static_argnames=("model", "mesh", "rules", "max_length"))

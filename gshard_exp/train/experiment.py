@@ -24,6 +24,7 @@ class Evaluator(Protocol):
 
     name: str
     every_steps: int
+    at_start: bool
 
     def __call__(
         self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
@@ -68,7 +69,7 @@ class Experiment:
         rules: logical axis -> mesh axis.
         mesh: size of each mesh axis.
         checkpoints: when to save, what to keep.
-        evaluators: run in their order when due, and at the start and the end.
+        evaluators: run in their order when due, at the end, and (`at_start`) before the first step.
         microbatches: parts in which a batch is computed; the result is the same.
         seed: of parameters, dropout and routing (the data has its own).
         log_every_steps: steps between lines of metrics.

@@ -148,6 +148,8 @@ class _Evaluations:
     def due(self, step: int) -> list[Evaluator]:
         """Return the evaluators that a step asks for."""
         experiment = self._run.experiment
+        if step == 0:
+            return [e for e in experiment.evaluators if e.at_start]
         last = step == experiment.train_steps
         return [e for e in experiment.evaluators if last or step % e.every_steps == 0]
 
