@@ -22,7 +22,11 @@ wanted="$1 $(cksum < setup.py)"
 if [ "$(cat .venv/installed 2>/dev/null)" != "$wanted" ]; then
     [ -x .venv/bin/python ] || "$(find_python)" -m venv .venv
     echo "installing gshard_exp[$1] into .venv (once) ..."
-    .venv/bin/python -m pip install --quiet --editable ".[$1]"
+    .venv/bin/python -m pip install -qq --use-pep517 --editable ".[$1]"
+    case ",$1," in *,corpus,*)
+        # Catalogs are all that is read of these (gin/tasks/m4_more.gin): without dependencies.
+        .venv/bin/python -m pip install -qq --no-deps deluge wagtail horizon ;;
+    esac
     echo "$wanted" > .venv/installed
 fi
 export PATH="$root/.venv/bin:$PATH"

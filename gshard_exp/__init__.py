@@ -5,3 +5,11 @@ needs it is imported.
 """
 
 __version__ = "0.1.0"
+
+from pathlib import Path as _Path
+
+_checkout = _Path(__file__).resolve().parent.parent
+if (_checkout / "setup.py").exists() and not (_Path(__file__).parent / "tasks").exists():
+    # A wheel holds tasks/, gin/ and experiments/ inside the package; in a checkout they lie beside
+    # it. `gshard_exp.tasks` is found there too, however the checkout was put on the path.
+    __path__.append(str(_checkout))

@@ -11,6 +11,7 @@ from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
+QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,9 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.train import loop
-    from gshard_exp.train.experiment import Experiment
 
-    assembled = _assemble(Experiment, arguments, bindings)
+    assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
     with _explained(assembled):
         if arguments.dry_run:
@@ -64,27 +64,38 @@ def _dry_run(experiment: Any, config: str) -> int:
 
 def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
-    from gshard_exp.data.tasks import TranslationTasks
 
-    assembled = _assemble(TranslationTasks, arguments, bindings)
+    assembled = _assemble_experiment(arguments, bindings)
     with _explained(assembled):
-        report.print_corpus(assembled.tree)
+        report.print_corpus(_translation_tasks(assembled))
     return 0
 
 
 def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
-    from gshard_exp.data.tasks import TranslationTasks
 
-    assembled = _assemble(TranslationTasks, arguments, bindings)
+    assembled = _assemble_experiment(arguments, bindings)
     with _explained(assembled):
-        report.print_tasks(assembled.tree, samples=arguments.samples)
+        report.print_tasks(_translation_tasks(assembled), samples=arguments.samples)
     return 0
 
 
-def _assemble(root: type, arguments: argparse.Namespace, bindings: Sequence[str]):
+def _translation_tasks(assembled: Any) -> Any:
+    tasks = getattr(assembled.tree.data, "tasks", None)
+    if tasks is None:
+        raise assembled.error(
+            "This experiment has no translation tasks of ours.",
+            paths=("data",),
+            hint="--gin_file=gin/tasks/m4.gin or gin/tasks/tsv.gin",
+        )
+    return tasks
+
+
+def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Any:
+    from gshard_exp.train.experiment import Experiment
+
     search_paths = [path for path in arguments.gin_search_paths.split(",") if path]
-    return assemble(root, arguments.gin_file, bindings, search_paths)
+    return assemble(Experiment, arguments.gin_file or [QUICKSTART], bindings, search_paths)
 
 
 class _explained:
@@ -113,15 +124,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     train = _verb(verbs, "train", _train, "train, or go on with, the experiment of a gin file")
+    _gin_file(train, required=True, explanation="the later wins")
     train.add_argument(
         "--dry_run",
         action="store_true",
         help="assemble and validate; print settings and parameters; compile and write nothing",
     )
-    _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
+    corpus = _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
+    for verb in (corpus, tasks):
+        _gin_file(verb, required=False, explanation=f"default: {QUICKSTART}")
     return parser
+
+
+def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
+    verb.add_argument(
+        "--gin_file",
+        action="append",
+        required=required,
+        help=f"an experiment; may be repeated; {explanation}",
+    )
 
 
 def _verb(
@@ -134,9 +157,6 @@ def _verb(
         epilog="--gin.NAME=VALUE sets a macro or a parameter; it wins over files.",
     )
     verb.set_defaults(verb=function)
-    verb.add_argument(
-        "--gin_file", action="append", required=True, help="may be repeated; the later wins"
-    )
     verb.add_argument(
         "--gin_search_paths", default="", metavar="A,B", help="where gin files may lie"
     )

@@ -21,12 +21,12 @@ stops at 97 is not the size: packages with rarer languages have dozens of depend
 extra installs those. No dependency is needed to read a catalog, so `more_sources` and
 gin/tasks/m4_more.gin take them from `pip install --no-deps deluge wagtail horizon`:
 
-    deluge              3.5         68     31,496    98  GPL-3
+    deluge              3.5         68     31,503    98  GPL-3
     wagtail             9.8         55     51,366   100  BSD-3
-    horizon             5.3         38     60,031   106  Apache-2.0
+    horizon             5.3         38     60,043   106  Apache-2.0
 
 Left out: ckan (48 languages, 30,532 pairs, only Amharic new), whose wheel carries a pytest plugin
-that breaks every pytest run beside it; gramps (17 MB, 228,000 pairs of 37 languages, only Bashkir
+that breaks every pytest run beside it; gramps (17 MB, 233,000 pairs of 37 languages, only Bashkir
 new); kolibri (104 MB) and home-assistant-frontend (83 MB), too large; askbot, misago, django-oscar,
 sphinx, thonny, postorius, mezzanine, with many dependencies and no language of 100 pairs that is
 missing; pywikibot, 152 languages but a dozen messages for most. Name lists (pycountry, Babel,

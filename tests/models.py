@@ -1,6 +1,10 @@
 """Tiny models, rules and batches that several tests share. No gin: plain constructors."""
 
+import contextlib
 import dataclasses
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -13,7 +17,10 @@ from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.state import plan_state
+from gshard_exp.train.step import partitioned_train_step
 
 VOCAB, WIDTH, HEADS, EXPERTS = 32, 16, 8, 8
 ROWS, SOURCE, TARGET = 16, 8, 16
@@ -46,8 +53,10 @@ def moe(**changes) -> MoeLayer:
 
 def model(
     *,
+    encoder: str = "s",
+    decoder: str = "d",
     repeats: tuple[int, int] = (2, 1),
-    sparse: dict | None = {},  # noqa: B006  never changed
+    sparse: Mapping[str, Any] = MappingProxyType({}),
     dropout: float = 0.1,
     head_dim: int = 4,
     unroll: int = 1,
@@ -55,7 +64,7 @@ def model(
     dtype: str = "float32",
     **losses: float,
 ) -> Seq2SeqModel:
-    """`repeats` of (dense, sparse) in encoder and decoder; of (dense,) where `sparse` is None.
+    """Patterns are written in letters, d(ense) and s(parse), and repeated.
 
     Every layer is an object of its own: flax shares the parameters of a module that is used twice.
     """
@@ -63,24 +72,28 @@ def model(
     def attention():
         return MultiHeadAttention(num_heads=HEADS, head_dim=head_dim, dropout_rate=dropout)
 
-    def layers():
-        return [FeedForward(mlp_dim=16), *([] if sparse is None else [moe(**sparse)])]
+    def ffn(letter):
+        return moe(**sparse) if letter == "s" else FeedForward(mlp_dim=16)
 
-    encoder = tuple(
-        EncoderBlock(attention=attention(), ffn=ffn, dropout_rate=dropout) for ffn in layers()
+    encoder_pattern = tuple(
+        EncoderBlock(attention=attention(), ffn=ffn(letter), dropout_rate=dropout)
+        for letter in encoder
     )
-    decoder = tuple(
+    decoder_pattern = tuple(
         DecoderBlock(
-            attention=attention(), cross_attention=attention(), ffn=ffn, dropout_rate=dropout
+            attention=attention(),
+            cross_attention=attention(),
+            ffn=ffn(letter),
+            dropout_rate=dropout,
         )
-        for ffn in layers()
+        for letter in decoder
     )
     how: dict[str, Any] = {"unroll": unroll, "remat": remat}
     module = Transformer(
         source_embedding=Embedding(vocab_size=VOCAB, embed_dim=WIDTH),
         target_embedding=Embedding(vocab_size=VOCAB, embed_dim=WIDTH),
-        encoder=Stack(num_layers=repeats[0] * len(encoder), pattern=encoder, **how),
-        decoder=Stack(num_layers=repeats[1] * len(decoder), pattern=decoder, **how),
+        encoder=Stack(num_layers=repeats[0] * len(encoder), pattern=encoder_pattern, **how),
+        decoder=Stack(num_layers=repeats[1] * len(decoder), pattern=decoder_pattern, **how),
         dropout_rate=dropout,
         dtype=dtype,
     )
@@ -98,8 +111,9 @@ def batch(rows: int = ROWS, seed: int = 0) -> dict[str, np.ndarray]:
         for row in range(rows):
             first, end = rng.integers(2, length // 2), rng.integers(length // 2, length + 1)
             segments[row, :first], segments[row, first:end] = 1, 2
-            positions[row, :first], positions[row, first:end] = np.arange(first), np.arange(
-                end - first
+            positions[row, :first], positions[row, first:end] = (
+                np.arange(first),
+                np.arange(end - first),
             )
         tokens = np.where(segments > 0, rng.integers(1, VOCAB, segments.shape), 0).astype(np.int32)
         found |= {f"{side}_segment_ids": segments, f"{side}_positions": positions}
@@ -119,6 +133,35 @@ def on_mesh(host_batch, mesh, rules=RULES):
     return to_mesh(host_batch, sharding)
 
 
+@functools.cache
+def _quick() -> dict:
+    """Options for little optimisation: compiling is most of what these tests take.
+
+    What is compiled so computes the same, slowly. An option that a version of XLA does not know is
+    left out.
+    """
+    options = {}
+    for option in (
+        {"xla_backend_optimization_level": 0},
+        {"xla_llvm_disable_expensive_passes": True},
+        {"xla_cpu_use_fusion_emitters": False},
+    ):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda x: x).lower(1.0).compile(option)
+            options |= option
+    return options
+
+
+def compiled(function, *args):
+    """Compile for arguments like these, in little time."""
+    jitted = function if hasattr(function, "lower") else jax.jit(function)
+    return jitted.lower(*args).compile(_quick())
+
+
+def run(function, *args):
+    return compiled(function, *args)(*args)
+
+
 @dataclasses.dataclass(frozen=True)
 class Sgd:
     """Steps along the gradient; after the first step its state is that step's gradient."""
@@ -130,18 +173,54 @@ class Sgd:
         return optax.sgd(self.learning_rate, momentum=0.9)
 
 
-def gradients(state):
-    """What `Sgd` keeps after its first step."""
-    return state.opt_state[0].trace
+def devices(count: int = 1):
+    """A mesh of `count` devices along `data`."""
+    return MeshSpec(data=count).build(jax.devices()[:count])
+
+
+def start(seq2seq: Seq2SeqModel, optimizer=Sgd()):
+    """The state of step 0, on the host."""
+    plan = plan_state(seq2seq, optimizer, devices(), RULES)
+
+    def init(key):
+        params, _ = seq2seq.init(key)
+        return params
+
+    params = run(init, jax.random.key(0))
+    zero = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), plan.abstract)
+    return jax.device_get(
+        zero.replace(
+            params=params,
+            opt_state=plan.tx.init(params),
+            rng=jax.random.key_data(jax.random.key(1)),
+        )
+    )
+
+
+def step_function(seq2seq, mesh, begin, *, optimizer=Sgd(), rules=RULES, microbatches=1):
+    """The real train step compiled for a mesh: host batch -> (state, metrics) after one step."""
+    plan = plan_state(seq2seq, optimizer, mesh, rules)
+
+    def place(host_batch):
+        return jax.device_put(begin, plan.shardings), on_mesh(host_batch, mesh, rules)
+
+    step = partitioned_train_step(plan, rules, microbatches)
+    step = compiled(step, *place(batch()))
+    return lambda host_batch: step(*place(host_batch))
+
+
+def outcome(stepped) -> dict:
+    """What one step of `Sgd` computed, on the host."""
+    state, metrics = stepped
+    gradients = state.opt_state[0].trace
+    return jax.device_get({"metrics": metrics, "params": state.params, "gradients": gradients})
 
 
 def assert_trees_close(got, expected, *, rtol=2e-5, atol=2e-6):
     """Compare each array, scaling `atol` to its largest entry; name the one that differs."""
     got, expected = jax.device_get((got, expected))
     assert jax.tree.structure(got) == jax.tree.structure(expected)
-    pairs = zip(
-        jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True
-    )
+    pairs = zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(expected), strict=True)
     for (path, leaf), other in pairs:
         scale = max(float(np.max(np.abs(other))), 1e-3) if np.size(other) else 1.0
         np.testing.assert_allclose(

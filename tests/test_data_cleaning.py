@@ -32,6 +32,12 @@ from gshard_exp.data.cleaning import Cleaning, Counts
             ("_Datei %(file_name)s", "_File %(file_name)s"),
             ("Datei %(file_name)s", "File %(file_name)s"),
         ),
+        ("accelerators", ("Zeit", "Date&Time"), ("Zeit", "Date&Time")),
+        (
+            "accelerators",
+            ("Filter nach Sprache", "Filter the content on folder_contents"),
+            ("Filter nach Sprache", "Filter the content on folder_contents"),
+        ),
         ("accelerators", ("&e in &c", "&e at &c"), ("&e in &c", "&e at &c")),
         ("spaces", (" a\n  b ", "c\td"), ("a b", "c d")),
     ],

@@ -32,8 +32,12 @@ TAG = re.compile(r"</?[a-zA-Z][^<>]*>|<!--.*?-->")
 BREAK = re.compile(r"<(?:br|p|/p|li|/li|div|/div|hr|tr|td)\b[^<>]*>", re.I)
 # Chinese, Japanese and Korean label their accelerators: "ファイル(&F)", "文件(_F)".
 LABELLED_ACCELERATOR = re.compile(r"\s*[(（][&_][A-Za-z0-9][)）]")
-AMPERSAND = re.compile(r"(?<![A-Z0-9&])&(?=[^\W_])|(?<=[a-zA-Z])&(?=[a-z])")
-UNDERSCORE = re.compile(r"\w*?_\w+|\w+_")
+# Before a word, or inside one before a small letter: `&File`, `E&xit`; not `R&D`, `Date&Time`.
+AMPERSAND = re.compile(r"(?<![^\s(\[])&(?=[^\W_])|(?<=[^\W\d_])&(?=[a-zа-яёά-ώ])(?!\w+=)")
+UNDERSCORE = re.compile(r"(?<!\w)_(?=[^\W\d_])\w+")
+# Inside a word it is a mark in a short label only; elsewhere it is a name such as file_uploads.
+INNER_UNDERSCORE = re.compile(r"[A-Za-z]+_[a-z]+")
+LABEL_WORDS = 3
 WORD = re.compile(r"[^\W\d_]+")
 KEY_WORD = re.compile(r"\w+(?:['’]\w+)?")
 SPACE = re.compile(r"\s+")
@@ -66,9 +70,9 @@ def markup(texts: Texts) -> Texts:
 def accelerators(texts: Texts) -> Texts:
     """Remove the marks of keyboard accelerators: `&File`, `_File`, `ファイル(&F)`.
 
-    A text has one, so `&e at &c by &u` is none; `R&D` and `AT&T` keep theirs too. An underscore
-    is a mark only where the English has exactly one and the word around it is another one in the
-    translation, if it stands there at all: a name such as `user_id` is copied as it is.
+    A text has one, so `&e at &c by &u` is none; `R&D` and `Date&Time` keep theirs too. Underscores
+    are looked for in the English: one before a word or, in a label of up to three words, inside
+    one, unless the translation has that word as it is: a name such as `user_id` is copied.
     """
     source, target = texts
     if target.count("&") == 1 or source.count("&") == 1:
@@ -76,13 +80,22 @@ def accelerators(texts: Texts) -> Texts:
         source, target = (
             AMPERSAND.sub("", text) if text.count("&") == 1 else text for text in (source, target)
         )
-    if PLACEHOLDER.sub("", target).count("_") == 1:
+    if "_" in target and (word := _marked_word(PLACEHOLDER.sub("", target))):
         source = LABELLED_ACCELERATOR.sub("", source)
         bare = PLACEHOLDER.sub("", source)
-        word = UNDERSCORE.search(PLACEHOLDER.sub("", target))
-        if bare.count("_") <= 1 and word and word[0] not in bare:
+        if bare.count("_") <= 1 and word not in bare:
             source, target = _outside_placeholders(source), _outside_placeholders(target)
     return source, target
+
+
+def _marked_word(text: str) -> str:
+    """Return the word of an English text that has the one mark in it, empty without one."""
+    if text.count("_") != 1:
+        return ""
+    match = UNDERSCORE.search(text)
+    if not match and len(text.split()) <= LABEL_WORDS:
+        match = INNER_UNDERSCORE.search(text)
+    return match[0] if match else ""
 
 
 def _outside_placeholders(text: str) -> str:
@@ -107,6 +120,7 @@ def placeholders(text: str) -> list[str]:
     return sorted(PLACEHOLDER.findall(text))
 
 
+@functools.lru_cache(maxsize=8)  # several rules in a row ask for the same two texts
 def letters(text: str) -> str:
     """Return the words of a text without placeholders and digits, lower-cased."""
     return " ".join(WORD.findall(PLACEHOLDER.sub(" ", text).casefold()))

@@ -1,6 +1,5 @@
 """From sources to a cleaned, split corpus on disk: one TSV file per split and language."""
 
-import contextlib
 import hashlib
 import json
 import os
@@ -116,9 +115,12 @@ class Corpus:
             draft = cache / f".corpus-{self.key()}.{os.getpid()}"
             try:
                 _Build(self, progress).write(draft)
-                # Another process may have been quicker; its corpus is the same.
-                with contextlib.suppress(OSError):
+                try:
                     draft.rename(place)
+                except OSError:
+                    # Another process may have been quicker; its corpus is the same.
+                    if not (place / REPORT).exists():
+                        raise
             finally:
                 shutil.rmtree(draft, ignore_errors=True)
         return BuiltCorpus(place)

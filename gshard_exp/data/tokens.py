@@ -91,9 +91,12 @@ def encode(corpus: BuiltCorpus, models: dict[str, Path], progress: bool = True) 
                 for split in splits.SPLITS:
                     for column, feature in enumerate(FEATURES):
                         _write(corpus, split, column, models[feature], draft / f"{split}-{feature}")
-            # Another process may have been quicker; its arrays are the same.
-            with contextlib.suppress(OSError):
+            try:
                 draft.rename(place)
+            except OSError:
+                # Another process may have been quicker; its arrays are the same.
+                if not place.exists():
+                    raise
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         if progress:

@@ -7,16 +7,12 @@ import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from gshard_exp.data import splits
 from gshard_exp.data.corpus import BuiltCorpus
 from gshard_exp.errors import SettingError
-
-if TYPE_CHECKING:
-    import seqio
 
 SOURCE = "source"
 TARGET = "target"
@@ -87,12 +83,6 @@ class SentencePieceVocabulary:
             draft.write_bytes(model)
             draft.replace(place)
         return place
-
-    def load(self, corpus: BuiltCorpus, side: str, progress: bool = True) -> "seqio.Vocabulary":
-        """Return the vocabulary as seqio knows it; arguments as of `path`."""
-        import seqio
-
-        return seqio.SentencePieceVocabulary(str(self.path(corpus, side, progress)), extra_ids=0)
 
     def sample(self, corpus: BuiltCorpus, side: str) -> list[str]:
         """Return the sentences that the vocabulary is trained on."""

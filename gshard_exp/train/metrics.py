@@ -41,17 +41,16 @@ class JsonLines:
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         temporary.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
 
     def write_scalars(self, step: int, scalars: Scalars) -> None:
         """Append a line."""
         values = {name: float(value) for name, value in scalars.items()}
-        self._file.write(json.dumps({"step": step} | values) + "\n")
-        self._file.flush()
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step} | values) + "\n")
 
     def flush(self) -> None:
-        """Put everything on disk."""
-        self._file.flush()
+        """Nothing is held back."""
 
 
 class Console:

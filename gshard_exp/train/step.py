@@ -63,7 +63,7 @@ def train_step(
     gradient = jax.value_and_grad(loss, has_aux=True)
     (loss_value, metrics), grads = accumulate(gradient, state.params, batch, microbatches)
 
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss_value) & jnp.isfinite(grad_norm)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
