@@ -3,6 +3,7 @@
 Dropout and random second choices are on unless a test says otherwise.
 """
 
+import functools
 import itertools
 
 import jax
@@ -28,9 +29,19 @@ def begin():
 
 
 @pytest.fixture(scope="module")
-def one_device(begin):
-    step = models.step_function(models.model(), models.devices(), begin)
-    return models.outcome(step(models.batch()))
+def in_parts(begin):
+    """Parts of a batch -> the step on one device, compiled once."""
+
+    @functools.cache
+    def step(parts):
+        return models.step_function(models.model(), models.devices(), begin, microbatches=parts)
+
+    return step
+
+
+@pytest.fixture(scope="module")
+def one_device(in_parts):
+    return models.outcome(in_parts(1)(models.batch()))
 
 
 def test_the_meshes_are_all_factorisations_of_eight():
@@ -53,29 +64,25 @@ def test_the_step_that_meshes_are_compared_by_drops_and_rejects(one_device):
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-def test_microbatches_give_what_the_whole_batch_gives(parts, begin, one_device):
-    step = models.step_function(models.model(), models.devices(), begin, microbatches=parts)
-    got = models.outcome(step(models.batch()))
-    for each in (got, one_device):
+def test_microbatches_give_what_the_whole_batch_gives(parts, in_parts, one_device):
+    got = models.outcome(in_parts(parts)(models.batch()))
+
+    def but_health(found):
         # Fractions of tokens are means over what a part holds: see the next test.
-        each["metrics"] = {k: v for k, v in each["metrics"].items() if k != "router"}
-    models.assert_trees_close(got, one_device)
+        return found | {"metrics": {k: v for k, v in found["metrics"].items() if k != "router"}}
+
+    models.assert_trees_close(but_health(got), but_health(one_device))
 
 
-def test_router_health_of_equally_full_microbatches_averages_to_that_of_the_whole(begin):
-    full = full_batch()
-    health = [
-        models.outcome(
-            models.step_function(models.model(), models.devices(), begin, microbatches=parts)(full)
-        )["metrics"]["router"]
-        for parts in (1, 4)
-    ]
-    for values in health:
-        for metrics in values.values():
-            # Of these the docstring says that they describe one batch.
-            for one_batch in ("max_over_mean_load", "unused_experts", "expert_load"):
-                del metrics[one_batch]
-    models.assert_trees_close(health[1], health[0])
+def test_router_health_of_equally_full_microbatches_averages_to_that_of_the_whole(in_parts):
+    whole, parts = (
+        models.outcome(in_parts(parts)(full_batch()))["metrics"]["router"] for parts in (1, 4)
+    )
+    for metrics in (*whole.values(), *parts.values()):
+        # Of these the docstring says that they describe one batch.
+        for one_batch in ("max_over_mean_load", "unused_experts", "expert_load"):
+            del metrics[one_batch]
+    models.assert_trees_close(parts, whole)
 
 
 def full_batch():

@@ -232,7 +232,7 @@ def test_every_dropout_of_the_model_goes_with_the_row(dense):
 def test_layers_of_a_stack_draw_numbers_of_their_own():
     # The same weights in both layers of the encoder: without numbers of their own, so would be
     # the random second choices that they reject.
-    seq2seq, params = initialised(repeats=(2, 1))
+    params = initialised(repeats=(2, 1))[1]
     same = jax.tree.map(lambda leaf: jnp.stack([leaf[0]] * 2), params["encoder"])
     same["pattern_0"]["attention"]["out"] *= 0  # so that both layers see nearly one input
     same["pattern_0"]["ffn"]["wo"] *= 0
@@ -255,6 +255,40 @@ def test_a_stack_that_cannot_be_is_refused(changes, message):
 
 
 GOLDEN = """
+decoder/pattern_0/attention/key [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/attention/out [1, 8, 4, 16] float32 layers heads kv embed
+decoder/pattern_0/attention/query [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/attention/value [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/attention_norm/scale [1, 16] float32 layers embed
+decoder/pattern_0/cross_attention/key [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/cross_attention/out [1, 8, 4, 16] float32 layers heads kv embed
+decoder/pattern_0/cross_attention/query [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/cross_attention/value [1, 16, 8, 4] float32 layers embed heads kv
+decoder/pattern_0/cross_attention_norm/scale [1, 16] float32 layers embed
+decoder/pattern_0/ffn/wi [1, 16, 16] float32 layers embed mlp
+decoder/pattern_0/ffn/wo [1, 16, 16] float32 layers mlp embed
+decoder/pattern_0/ffn_norm/scale [1, 16] float32 layers embed
+decoder_norm/scale [16] float32 embed
+encoder/pattern_0/attention/key [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_0/attention/out [2, 8, 4, 16] float32 layers heads kv embed
+encoder/pattern_0/attention/query [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_0/attention/value [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_0/attention_norm/scale [2, 16] float32 layers embed
+encoder/pattern_0/ffn/wi [2, 16, 16] float32 layers embed mlp
+encoder/pattern_0/ffn/wo [2, 16, 16] float32 layers mlp embed
+encoder/pattern_0/ffn_norm/scale [2, 16] float32 layers embed
+encoder/pattern_1/attention/key [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_1/attention/out [2, 8, 4, 16] float32 layers heads kv embed
+encoder/pattern_1/attention/query [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_1/attention/value [2, 16, 8, 4] float32 layers embed heads kv
+encoder/pattern_1/attention_norm/scale [2, 16] float32 layers embed
+encoder/pattern_1/ffn/router [2, 16, 8] float32 layers embed router_expert
+encoder/pattern_1/ffn/wi [2, 8, 16, 16] float32 layers expert embed expert_mlp
+encoder/pattern_1/ffn/wo [2, 8, 16, 16] float32 layers expert expert_mlp embed
+encoder/pattern_1/ffn_norm/scale [2, 16] float32 layers embed
+encoder_norm/scale [16] float32 embed
+source_embedding/embedding [32, 16] float32 vocab embed
+target_embedding/embedding [32, 16] float32 vocab embed
 """
 
 

@@ -1,7 +1,5 @@
 """Layers of the Transformer. Each computes in the dtype of its input, from float32 parameters."""
 
-from collections.abc import Callable
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -209,6 +207,3 @@ def sinusoidal_positions(
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     codes = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return codes[:, :, :width].astype(dtype)
-
-
-FeedForwardLayer = Callable[..., Float[Array, "B L M"]]

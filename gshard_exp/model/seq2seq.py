@@ -192,10 +192,12 @@ def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
 
 
 def _sum_over_layers(intermediates: Mapping, name: str) -> Float[Array, ""]:
+    # A sown value is the first entry of a tuple under its name; `health` has an `auxiliary_loss`
+    # of its own, deeper down, which is not what is summed.
     leaves = [
         value
         for path, value in jax.tree_util.tree_leaves_with_path(intermediates)
-        if any(getattr(entry, "key", None) == name for entry in path)
+        if getattr(path[-2], "key", None) == name
     ]
     return sum((jnp.sum(leaf) for leaf in leaves), jnp.zeros((), jnp.float32))
 

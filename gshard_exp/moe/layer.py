@@ -156,7 +156,7 @@ def check_groups(
     microbatches: int,
     shards: int,
     what: str,
-    setting: str,
+    settings: tuple[str, ...],
 ) -> None:
     """Refuse groups that a batch cannot be laid out in.
 
@@ -167,7 +167,7 @@ def check_groups(
         microbatches: parts of the whole batch; a group has to lie in one of them.
         shards: number of mesh partitions of the group axis.
         what: "encoder" or "decoder", for the error.
-        setting: path of the layer's `group_size`, for the error.
+        settings: paths of the layer's `group_size` and of the batch size, for the error.
 
     Raises:
         SettingError: the groups do not divide over the mesh, or would straddle microbatches.
@@ -189,7 +189,7 @@ def check_groups(
     raise SettingError(
         f"group_size={size}: the {tokens} tokens of a batch ({what}: {batch} rows x {length}) "
         f"{problem}.",
-        settings=(setting,),
+        settings=settings,
         hint=f"Set it to {', '.join(map(str, near))}.",
     )
 

@@ -73,21 +73,20 @@ class GreedySamples:
     Attributes:
         tasks: whose languages and vocabularies are used.
         lengths: tokens in a row, {"inputs": ..., "targets": ...}.
+        batch_size: rows to decode in, at least `num_samples`.
         every_steps: steps between samples.
         num_samples: sentences, spread over the languages from high to low resource.
         split: "validation" or "test".
-        batch_size: rows to decode in, at least `num_samples`; a multiple of what the mesh and the
-            routing groups ask for.
         at_start: also before the first step.
         name: folder below `training_eval/`.
     """
 
     tasks: TranslationTasks
     lengths: Mapping[str, int]
+    batch_size: int
     every_steps: int
     num_samples: int = 3
     split: str = "validation"
-    batch_size: int = 16
     at_start: bool = False
     name: str = "samples"
 

@@ -25,6 +25,8 @@ class Evaluator(Protocol):
     name: str
     every_steps: int
     at_start: bool
+    batch_size: int
+    lengths: Mapping[str, int]
 
     def __call__(
         self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
@@ -118,25 +120,54 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
     Raises:
         SettingError: with what would fit.
     """
-    rows = experiment.batch_size // experiment.microbatches
+    _check_batches(
+        experiment,
+        mesh,
+        batch_size=experiment.batch_size,
+        lengths=experiment.lengths,
+        microbatches=experiment.microbatches,
+        settings=("batch_size", "microbatches"),
+    )
+    for index, evaluator in enumerate(experiment.evaluators):
+        _check_batches(
+            experiment,
+            mesh,
+            batch_size=evaluator.batch_size,
+            lengths=evaluator.lengths,
+            microbatches=1,
+            settings=(f"evaluators[{index}].batch_size",),
+        )
+
+
+def _check_batches(
+    experiment: Experiment,
+    mesh: Mesh,
+    *,
+    batch_size: int,
+    lengths: Mapping[str, int],
+    microbatches: int,
+    settings: tuple[str, ...],
+) -> None:
+    rows = batch_size // microbatches
     row_parts = _partitions(experiment.rules, axes.BATCH, mesh)
     if rows % row_parts:
+        parts = f" in microbatches={microbatches}" if microbatches > 1 else ""
         raise SettingError(
-            f"batch_size={experiment.batch_size} in microbatches={experiment.microbatches} makes "
-            f"{rows} rows, which do not divide over the {row_parts} mesh partitions of 'batch'.",
-            settings=("batch_size", "microbatches"),
-            hint=f"Set batch_size to a multiple of {row_parts * experiment.microbatches}.",
+            f"batch_size={batch_size}{parts} makes {rows} rows at once, which do not divide over "
+            f"the {row_parts} mesh partitions of 'batch'.",
+            settings=settings,
+            hint=f"Set batch_size to a multiple of {row_parts * microbatches}.",
         )
     for stack, key in (("encoder", "inputs"), ("decoder", "targets")):
         for field, layer in moe_layers(experiment.model, stack):
             check_groups(
                 layer,
                 batch=rows,
-                length=experiment.lengths[key],
-                microbatches=experiment.microbatches,
+                length=lengths[key],
+                microbatches=microbatches,
                 shards=_partitions(experiment.rules, axes.GROUP, mesh),
                 what=stack,
-                setting=f"model.module.{stack}.{field}.group_size",
+                settings=(f"model.module.{stack}.{field}.group_size", *settings),
             )
 
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding
@@ -204,7 +205,7 @@ def _write(writers: tuple[Writer, ...], step: int, scalars: Mapping[str, float])
 def _stop_requested() -> Iterator[Callable[[], bool]]:
     """Turn the first SIGINT or SIGTERM into a request; the second acts as usual."""
     asked: list[int] = []
-    before = {}
+    before: dict[int, Any] = {}
 
     def ask(number, frame) -> None:
         del frame

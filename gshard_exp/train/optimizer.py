@@ -68,7 +68,10 @@ class WarmupCosine:
 class Optimizer(Protocol):
     """What the train step asks of an optimizer."""
 
-    learning_rate: Schedule
+    @property
+    def learning_rate(self) -> Schedule:
+        """Return the schedule, for the record."""
+        ...
 
     def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
         """Return the transformation for parameters with these logical axes (a nested dict)."""

@@ -1,0 +1,147 @@
+"""Every gin file that we ship is found, assembled, shrunk and stepped once."""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import numpy as np
+import pytest
+
+from gshard_exp.config import assemble, find_gin_files, parse, shipped_root
+from gshard_exp.data.batches import RandomData, to_mesh
+from gshard_exp.train.experiment import Experiment, check_layout
+from gshard_exp.train.state import plan_state
+from gshard_exp.train.step import partitioned_train_step
+
+FILES = [str(path.relative_to(shipped_root())) for path in find_gin_files()]
+THIS = "this file"
+MODEL = ("gin/models/tiny.gin", "gin/moe/gshard.gin")
+SHARDING = "gin/sharding/expert_parallel.gin"
+TASK = "gin/tasks/random.gin"
+RUN = "gin/runs/pretrain.gin"
+EIGHT = ("DATA_PARTITIONS=2", "NUM_EXPERT_PARTITIONS=2", "NUM_MODEL_PARTITIONS=2")
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """The files that make an experiment of those below a path, in order, and flags."""
+
+    files: tuple[str, ...]
+    flags: tuple[str, ...] = ()
+
+
+# The longest path that a file's name starts with counts.
+RULES = {
+    "gin/models/": Rule((THIS, "gin/moe/gshard.gin", SHARDING, TASK, RUN)),
+    "gin/models/transformer.gin": Rule((THIS, SHARDING, TASK, RUN)),
+    "gin/models/moe_transformer.gin": Rule(
+        (THIS, "gin/moe/gshard.gin", SHARDING, TASK, RUN), ("NUM_EXPERT_PARTITIONS=2",)
+    ),
+    "gin/moe/": Rule((MODEL[0], THIS, SHARDING, TASK, RUN)),
+    "gin/sharding/": Rule((*MODEL, THIS, TASK, RUN), EIGHT),
+    "gin/tasks/": Rule((*MODEL, SHARDING, THIS, RUN)),
+    "gin/tasks/tsv.gin": Rule((*MODEL, SHARDING, THIS, RUN), ("TSV_PATH=pairs.tsv",)),
+    "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
+    "gin/paper/": Rule((THIS,)),
+    "experiments/": Rule((THIS,)),
+}
+# What is read of these is set to these; the rest stays as the files say.
+SHRUNK = {
+    "MODEL_DIR": "unused",
+    "TRAIN_STEPS": 1,
+    "BATCH_SIZE": 8,
+    "TASK_FEATURE_LENGTHS": {"inputs": 8, "targets": 8},
+    "NUM_ENCODER_LAYERS": 2,
+    "NUM_DECODER_LAYERS": 2,
+    "EMBED_DIM": 16,
+    "MLP_DIM": 32,
+    "EXPERT_MLP_DIM": 32,
+    "NUM_HEADS": 2,
+    "HEAD_DIM": 8,
+    "NUM_EXPERTS": 4,
+    "GROUP_SIZE": 16,
+    "SOURCE_VOCAB_SIZE": 40,
+    "TARGET_VOCAB_SIZE": 40,
+}
+LARGEST_AXIS = 2  # of the mesh
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """Compile as fast as XLA can: each program takes one step."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def rule_of(name):
+    """Return the rule for a file."""
+    covering = [path for path in RULES if name.startswith(path)]
+    if not covering:
+        pytest.fail(f"no rule of RULES says what makes an experiment of {name}: add one")
+    return RULES[max(covering, key=len)]
+
+
+def shrunk(name):
+    """Assemble the experiment of a file at a size for tests."""
+    rule = rule_of(name)
+    files = [name if file is THIS else file for file in rule.files]
+    read = parse(Experiment, files, rule.flags).macros_mentioned()
+    flags = [f"{macro}={value!r}" for macro, value in SHRUNK.items() if macro in read]
+    tree = assemble(Experiment, files, [*flags, *rule.flags]).tree
+    sizes = dataclasses.asdict(tree.mesh)
+    mesh = type(tree.mesh)(**{axis: min(size, LARGEST_AXIS) for axis, size in sizes.items()})
+    return dataclasses.replace(tree, mesh=mesh)
+
+
+@functools.cache
+def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches):
+    """Take one step; files that shrink to the same experiment share it."""
+    mesh = mesh_spec.build()
+    plan = plan_state(model, optimizer, mesh, rules)
+    rng = np.random.default_rng(0)
+    # Initialising would be compiled too, for nothing.
+    zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), plan.abstract)
+    params = jax.tree.map(lambda z: rng.normal(size=z.shape).astype(z.dtype), zeros.params)
+    state = jax.device_put(zeros.replace(params=params), plan.shardings)
+    data = RandomData(SHRUNK["SOURCE_VOCAB_SIZE"], SHRUNK["TARGET_VOCAB_SIZE"])
+    batches = data.train_batches(
+        batch_size=SHRUNK["BATCH_SIZE"], lengths=SHRUNK["TASK_FEATURE_LENGTHS"]
+    )
+    sharding = rules.sharding(("batch", "length"), shape=(8, 8), mesh=mesh, what="the batch")
+    step = partitioned_train_step(plan, rules, microbatches)
+    state, metrics = step(state, to_mesh(next(batches), sharding))
+    assert int(state.step) == 1
+    return float(metrics["loss"])
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_makes_an_experiment_that_steps(name):
+    tree = shrunk(name)
+    check_layout(tree, tree.mesh.build())
+    loss = loss_of_a_step(tree.model, tree.optimizer, tree.rules, tree.mesh, tree.microbatches)
+    assert math.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_it_opens_with_what_it_is(name):
+    first = (shipped_root() / name).read_text().splitlines()[0]
+    assert first.startswith("# ") and len(first) > 20
+
+
+def test_every_rule_covers_a_file():
+    unused = [path for path in RULES if not any(name.startswith(path) for name in FILES)]
+    assert not unused
+
+
+def test_files_are_found_in_every_folder_of_the_plan():
+    folders = {name.rsplit("/", 1)[0] for name in FILES}
+    assert folders >= {f"gin/{f}" for f in ("models", "moe", "sharding", "tasks", "runs", "paper")}
+    assert "experiments/quickstart" in folders
+
+
+def test_a_file_that_no_rule_covers_fails():
+    with pytest.raises(pytest.fail.Exception, match="add one"):
+        rule_of("gin/new/file.gin")
