@@ -50,12 +50,10 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
 
 def _dry_run(experiment: Any, config: str) -> int:
-    from gshard_exp.train.experiment import check_layout
-    from gshard_exp.train.state import model_info, plan_state
+    from gshard_exp.train.experiment import plan_experiment
+    from gshard_exp.train.state import model_info
 
-    mesh = experiment.mesh.build()
-    check_layout(experiment, mesh)
-    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+    plan = plan_experiment(experiment)
     _say(config)
     _say(model_info(plan))
     _say("dry run: settings are valid; nothing was compiled or written")

@@ -1,6 +1,6 @@
 """Run Python code as if only the core install were there. Used by `test_imports.py`.
 
-    python core_install.py CODE
+python core_install.py CODE
 """
 
 import sys

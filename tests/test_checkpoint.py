@@ -71,9 +71,7 @@ def test_a_checkpoint_restored_on_another_mesh_has_equal_values_in_the_shardings
     tree, arrays = sharded
     state, plan = _restore(tree, 1, MeshSpec(*sizes))
     tiny_run.assert_equal(tiny_run.arrays(state), arrays)
-    for leaf, sharding in zip(
-        jax.tree.leaves(state), jax.tree.leaves(plan.shardings), strict=True
-    ):
+    for leaf, sharding in zip(jax.tree.leaves(state), jax.tree.leaves(plan.shardings), strict=True):
         assert leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
 
 

@@ -1,4 +1,4 @@
-"""The command line: exit statuses, what is said of a wrong setting, and what is then not written."""
+"""The command line: exit statuses, and what is said of a wrong setting and not written then."""
 
 import re
 import signal
@@ -68,9 +68,9 @@ def test_a_run_ends_with_status_0_and_says_where_its_outputs_lie(command, tmp_pa
 
 
 def test_a_loss_that_is_not_finite_ends_with_status_1_and_a_message(command):
-    """A step of 1e37 in every parameter is too large for what comes next."""
+    """A step of 1e36 in every parameter is too large for what comes next."""
     flags = [f"--gin.{binding}" for binding in tiny_run.SMALL]
-    status, _, err = command(*flags, "--gin.optimizer.SqrtDecay.learning_rate=1e39")
+    status, _, err = command(*flags, "--gin.optimizer.SqrtDecay.learning_rate=1e38")
     assert status == 1
     assert re.match(r"error: loss \S+ \(gradient norm \S+\) at step \d+ is not finite", err)
     assert "Try a lower learning rate" in err
@@ -143,6 +143,7 @@ def test_heads_that_do_not_divide_over_the_mesh_are_refused_by_the_parameter_s_n
     message = complaint("--gin.NUM_MODEL_PARTITIONS=4")
     assert re.search(r"params/|attention/(key|out|query|value)", message)
     assert "size 2 on 'heads', which the mesh splits into 4" in message
+    assert re.search(r"set at: gin/sharding/expert_parallel\.gin:\d+ \(rules\.table\)", message)
 
 
 def test_experts_that_do_not_divide_over_the_mesh_are_refused(complaint):

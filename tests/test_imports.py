@@ -34,7 +34,9 @@ def python(code: str, *, core: bool = False) -> str:
 
 def loaded(code: str, names: tuple[str, ...]) -> set[str]:
     """Return which of some packages a piece of code has loaded."""
-    found = python(f"{code}\nimport sys\nprint('loaded', *(n for n in {names} if n in sys.modules))")
+    found = python(
+        f"{code}\nimport sys\nprint('loaded', *(n for n in {names} if n in sys.modules))"
+    )
     return set(found.splitlines()[-1].split()[1:])
 
 

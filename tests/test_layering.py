@@ -1,10 +1,11 @@
-"""The house plan, read from the source: floors, owners of gin and of devices, and sizes of files."""
+"""The house plan, read from the source: floors, who may import what, and sizes of files."""
 
 import ast
 from pathlib import Path
 
-import gin
 import pytest
+
+import gin
 
 REPO = Path(__file__).parent.parent
 PACKAGE = REPO / "gshard_exp"

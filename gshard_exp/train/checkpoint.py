@@ -4,12 +4,13 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
 from gshard_exp.data.batches import BatchIterator
 from gshard_exp.errors import SettingError
-from gshard_exp.train.state import TrainState
+from gshard_exp.train.state import TrainState, parameter_path
 
 STATE = "state"
 DATA = "data"
@@ -82,12 +83,35 @@ class CheckpointFolder:
         )
 
     def restore(self, step: int, abstract: TrainState, batches: BatchIterator | None) -> TrainState:
-        """Restore a step into the shardings of `abstract`, whatever mesh saved it."""
+        """Restore a step into the shardings of `abstract`, whatever mesh saved it.
+
+        Raises:
+            SettingError: the checkpoint is of another model or optimizer.
+        """
+        self._check_shapes(step, abstract)
         items: dict[str, Any] = {STATE: ocp.args.StandardRestore(abstract)}
         if batches is not None:
             items[DATA] = RestorePosition(batches)
         restored = self._manager.restore(step, args=ocp.args.Composite(**items))
         return restored[STATE]
+
+    def _check_shapes(self, step: int, abstract: TrainState) -> None:
+        saved = self._manager.item_metadata(step)[STATE].tree
+        saved_shapes, shapes = _shapes(saved), _shapes(abstract)
+        differing = [
+            f"{path} is {saved_shapes.get(path, 'absent')} there and {shapes.get(path, 'absent')}"
+            for path in sorted(saved_shapes.keys() | shapes.keys())
+            if saved_shapes.get(path) != shapes.get(path)
+        ]
+        if differing:
+            # Parameters say more than what an optimizer derives from them.
+            differing.sort(key=lambda line: not line.startswith("params"))
+            raise SettingError(
+                f"checkpoint_{step} does not fit this experiment: {differing[0]} here "
+                f"({len(differing)} arrays differ).",
+                settings=("model_dir",),
+                hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
+            )
 
     def close(self) -> None:
         """Wait until everything is on disk."""
@@ -122,6 +146,11 @@ class RestorePosition(ocp.args.CheckpointArgs):
     """Names the iterator to move."""
 
     batches: BatchIterator
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+    leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
+    return {parameter_path(path): tuple(leaf.shape) for path, leaf in leaves}
 
 
 def _registry() -> ocp.handlers.CheckpointHandlerRegistry:

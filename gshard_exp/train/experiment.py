@@ -1,5 +1,6 @@
 """The experiment: the root of the tree that a gin file assembles."""
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
@@ -17,6 +18,7 @@ from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
 from gshard_exp.train.optimizer import Adafactor, AdamW
+from gshard_exp.train.state import StatePlan, plan_state
 
 
 class Evaluator(Protocol):
@@ -112,6 +114,29 @@ class Experiment:
                 settings=("microbatches", "batch_size"),
                 hint=f"Set microbatches to a divisor of {self.batch_size}.",
             )
+
+
+def plan_experiment(experiment: Experiment) -> StatePlan:
+    """Build the mesh and work out the train state on it, before anything is compiled.
+
+    Raises:
+        SettingError: something does not fit; its settings are paths from the experiment.
+    """
+    with _blaming("mesh"):
+        mesh = experiment.mesh.build()
+    check_layout(experiment, mesh)
+    with _blaming("rules"):
+        return plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+
+
+@contextlib.contextmanager
+def _blaming(field: str) -> Iterator[None]:
+    """Turn settings of an object below the experiment into paths from the experiment."""
+    try:
+        yield
+    except SettingError as error:
+        paths = tuple(f"{field}.{setting}" for setting in error.settings)
+        raise SettingError(error.problem, paths, error.hint) from error
 
 
 def check_layout(experiment: Experiment, mesh: Mesh) -> None:

@@ -15,9 +15,9 @@ from gshard_exp import axes
 from gshard_exp.data.batches import BatchIterator, to_mesh
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
-from gshard_exp.train.experiment import Evaluator, Experiment, check_layout, check_vocabularies
+from gshard_exp.train.experiment import Evaluator, Experiment, check_vocabularies, plan_experiment
 from gshard_exp.train.metrics import Console, Window, Writer, open_writers
-from gshard_exp.train.state import StatePlan, TrainState, model_info, plan_state
+from gshard_exp.train.state import StatePlan, TrainState, model_info
 from gshard_exp.train.step import partitioned_train_step
 
 Report = Callable[[str], None]
@@ -64,20 +64,17 @@ def train(
         NonFiniteLossError: the last good checkpoint is intact.
         Interrupted: SIGINT or SIGTERM came; a checkpoint of the current step was written.
     """
-    mesh = experiment.mesh.build()
-    check_layout(experiment, mesh)
+    plan = plan_experiment(experiment)
     check_vocabularies(experiment)
-    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
-    folder = Path(experiment.model_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {"model-info.txt": model_info(plan), **(files or {})}.items():
-        (folder / name).write_text(text, encoding="utf-8")
     batches = experiment.data.train_batches(
         batch_size=experiment.batch_size, lengths=experiment.lengths
     )
     run = _Run(experiment, plan, batches, experiment.checkpoints.open(experiment.model_dir), report)
     try:
         state, start = _start(run)
+        # Only now: what a folder says about its run stays if the new settings do not fit it.
+        for name, text in {"model-info.txt": model_info(plan), **(files or {})}.items():
+            (run.folder / name).write_text(text, encoding="utf-8")
         return _steps(run, state, start)
     finally:
         run.checkpoints.close()
@@ -96,6 +93,8 @@ def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
     experiment, last = run.experiment, run.experiment.train_steps
     if start >= last:
         run.report(f"step {start} of {last}: the run is complete")
+        for report in sorted(run.folder.glob(f"training_eval/*/report_{start}.txt")):
+            run.report(report.read_text(encoding="utf-8").rstrip())
         return state
     step_function = partitioned_train_step(run.plan, experiment.rules, experiment.microbatches)
     batch_sharding = _batch_sharding(run)
@@ -221,5 +220,5 @@ def _stop_requested() -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: bool(asked)
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for asked_for, handler in before.items():
+            signal.signal(asked_for, handler)
