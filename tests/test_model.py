@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from gshard_exp.errors import SettingError
+from gshard_exp.model import layers, transformer
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.rng import row_dropout
 from gshard_exp.train.state import abstract_params, parameter_path
 
@@ -302,3 +304,20 @@ def test_parameters_have_their_paths_shapes_dtypes_and_names():
         )
     ]
     assert "\n".join(lines) == GOLDEN.strip()
+
+
+def test_one_layer_object_in_two_places_is_refused():
+    attention = layers.MultiHeadAttention(num_heads=2, head_dim=4, dropout_rate=0.0)
+    block = transformer.DecoderBlock(attention, attention, layers.FeedForward(8), 0.0)
+    encoder = transformer.EncoderBlock(
+        layers.MultiHeadAttention(2, 4, 0.0), layers.FeedForward(8), 0.0
+    )
+    module = transformer.Transformer(
+        layers.Embedding(8, 8),
+        layers.Embedding(8, 8),
+        transformer.Stack(1, (encoder,)),
+        transformer.Stack(1, (block,)),
+        0.0,
+    )
+    with pytest.raises(SettingError, match=r"attention and .*cross_attention.*share"):
+        Seq2SeqModel(module)

@@ -4,12 +4,14 @@ import dataclasses
 from collections.abc import Mapping
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
+from gshard_exp.errors import SettingError
 from gshard_exp.model.transformer import Transformer
 from gshard_exp.sharding.rules import Names
 
@@ -58,6 +60,9 @@ class Seq2SeqModel:
     z_loss: float = 0.0
     aux_loss_factor: float = 0.0
     router_z_loss_factor: float = 0.0
+
+    def __post_init__(self) -> None:
+        _refuse_shared_layers(self.module)
 
     def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:
         """Make parameters and the logical names of their dimensions.
@@ -166,6 +171,31 @@ class Seq2SeqModel:
             mutable=["intermediates"],
         )
         return logits_BLV, collected.get("intermediates", {})
+
+
+def _refuse_shared_layers(module: nn.Module) -> None:
+    """Refuse a tree in which one layer object stands twice: flax would tie its parameters."""
+    places: dict[int, str] = {}
+
+    def visit(node: object, place: str) -> None:
+        if isinstance(node, tuple):
+            for index, item in enumerate(node):
+                visit(item, f"{place}[{index}]")
+        if not isinstance(node, nn.Module):
+            return
+        first = places.setdefault(id(node), place)
+        if first != place:
+            raise SettingError(
+                f"one {type(node).__name__} object stands at both {first} and {place}: the two "
+                "layers would share their parameters.",
+                settings=(place,),
+                hint="Make an object for each place.",
+            )
+        for field in dataclasses.fields(node):
+            if field.name not in ("parent", "name"):
+                visit(getattr(node, field.name), f"{place}.{field.name}")
+
+    visit(module, "module")
 
 
 def _names(params_axes: Mapping) -> dict:

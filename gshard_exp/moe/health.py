@@ -41,7 +41,7 @@ def router_health(
         router_confidence: largest gate, before any normalisation, per valid token, 1/E to 1 (mean).
             t5x averages the combine weights of kept choices, which for weights normalised over two
             choices is near 1/2 whatever the router does.
-        auxiliary_loss: mean over groups that hold a valid token, without coefficient.
+        auxiliary_loss: line 13 of Algorithm 1, mean over all groups (0 for one of padding alone).
     """
     routing = jax.lax.stop_gradient(routing)
     num_experts = routing.probs.shape[-1]
