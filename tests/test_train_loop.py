@@ -16,11 +16,13 @@ from gshard_exp.train.state import model_info, plan_state
 EIGHT_DEVICES = ("DATA_PARTITIONS=2", "NUM_EXPERT_PARTITIONS=2", "NUM_MODEL_PARTITIONS=2")
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_the_last_checkpoint_intact(tmp_path):
-    tree = tiny_run.poisoned(tmp_path, (6,))
+@pytest.mark.parametrize("step", [6, 7, 8])
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_last_checkpoint_intact(tmp_path, step):
+    """Between checkpoints (4, 8), just before one is due, and when one is due."""
+    tree = tiny_run.poisoned(tmp_path, (step,))
     with pytest.raises(loop.NonFiniteLossError) as error:
         tiny_run.train(tree)
-    assert "at step 6 is not finite" in str(error.value)
+    assert f"at step {step} is not finite" in str(error.value)
     assert "checkpoint_4 is intact" in str(error.value)
     assert tiny_run.checkpoints(tmp_path) == ["checkpoint_4"]
     assert all(np.isfinite(array).all() for array in tiny_run.saved(tree).values())

@@ -88,24 +88,23 @@ def print_tasks(tasks: TranslationTasks, samples: int = 2, console: Console | No
         table.add_column(heading)
     for heading in (*splits.SPLITS, "drawn"):
         table.add_column(heading, justify="right")
-    if samples:
-        table.add_column("samples", overflow="fold")
     names = languages.read_table(tasks.corpus.table)
     for code in tasks.codes:
         row = names.get(code)
-        # Spread over the file: its beginning is one package's.
-        step = max(built.num_pairs(splits.TRAIN, code) // (samples + 1), 1)
-        every = itertools.islice(built.pairs(splits.TRAIN, code), step - 1, None, step)
-        shown = itertools.islice(every, samples)
         table.add_row(
             tasks.task_name(code),
             row.name if row else code,
             ", ".join(row.scripts) if row and row.scripts else "no rule",
             *(f"{built.num_pairs(split, code):,}" for split in splits.SPLITS),
             f"{rates[code]:.2%}",
-            *([escape("\n".join(f"{a} = {b}" for a, b in shown))] if samples else []),
         )
     console.print(table)
+    for code in tasks.codes:
+        # Spread over the file: its beginning is one package's.
+        step = max(built.num_pairs(splits.TRAIN, code) // (samples + 1), 1)
+        every = itertools.islice(built.pairs(splits.TRAIN, code), step - 1, None, step)
+        for source, target in itertools.islice(every, samples):
+            console.print(escape(f"[{code}] {source}  =  {target}"), highlight=False)
     console.print(
         f"{len(tasks.codes)} languages into English, "
         + ", ".join(
