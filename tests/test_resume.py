@@ -94,8 +94,10 @@ def test_a_run_on_packed_shuffled_and_mixed_text_ends_as_if_it_had_not_been_kill
     text, whole_text, tmp_path
 ):
     line = ["train", *text, f"--gin.MODEL_DIR={tmp_path}"]
-    for kill in ("batch 7", "writing 1"):
-        assert killed_run.run(line, kill) == killed_run.SIGKILLED
+    assert killed_run.run(line, "written 1") == killed_run.SIGKILLED
+    assert (tmp_path / "checkpoint_4").exists()
+    # A position was restored here: this process dies with later batches read.
+    assert killed_run.run(line, "writing 1") == killed_run.SIGKILLED
     assert killed_run.run(line) == 0
     assert_same_end(tmp_path, whole_text)
 

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import signal
+from collections.abc import Mapping
 
 import jax
 import numpy as np
@@ -13,6 +14,7 @@ from gshard_exp.data.batches import RandomBatches
 from gshard_exp.train import loop
 from gshard_exp.train.state import model_info, plan_state
 
+LENGTHS = {"inputs": 8, "targets": 8}
 EIGHT_DEVICES = ("DATA_PARTITIONS=2", "NUM_EXPERT_PARTITIONS=2", "NUM_MODEL_PARTITIONS=2")
 
 
@@ -154,6 +156,8 @@ class _Counting:
     name: str
     every_steps: int
     at_start: bool = True
+    batch_size: int = 8
+    lengths: Mapping[str, int] = dataclasses.field(default_factory=lambda: LENGTHS)
 
     def __call__(self, params, *, model, mesh, rules, folder):
         return {"parameters": float(len(tiny_run.arrays(params)))}, "all is well\n"
