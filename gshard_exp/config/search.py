@@ -56,8 +56,14 @@ def find_gin_file(name: str, roots: Sequence[Path], asked_at: str) -> tuple[Path
         f"There is no gin file '{name}'.",
         rule=f"A relative path is looked up in: {folders}.",
         at=[asked_at],
-        hint=one_of(nearest(name, known)),
+        hint=one_of(_nearest_files(name, known)),
     )
+
+
+def _nearest_files(name: str, known: set[str]) -> list[str]:
+    """List the nearest file names; the suffix that all have says nothing."""
+    by_stem = {file.removesuffix(".gin"): file for file in known}
+    return [by_stem[stem] for stem in nearest(name.removesuffix(".gin"), by_stem)]
 
 
 def _names_below(name: str, roots: Sequence[Path]) -> set[str]:

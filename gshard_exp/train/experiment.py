@@ -122,15 +122,15 @@ def plan_experiment(experiment: Experiment) -> StatePlan:
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
     """
-    with _blaming("mesh"):
+    with blaming("mesh"):
         mesh = experiment.mesh.build()
     check_layout(experiment, mesh)
-    with _blaming("rules"):
+    with blaming("rules"):
         return plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
 
 
 @contextlib.contextmanager
-def _blaming(field: str) -> Iterator[None]:
+def blaming(field: str) -> Iterator[None]:
     """Turn settings of an object below the experiment into paths from the experiment."""
     try:
         yield

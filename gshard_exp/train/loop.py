@@ -15,7 +15,13 @@ from gshard_exp import axes
 from gshard_exp.data.batches import BatchIterator, to_mesh
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
-from gshard_exp.train.experiment import Evaluator, Experiment, check_vocabularies, plan_experiment
+from gshard_exp.train.experiment import (
+    Evaluator,
+    Experiment,
+    blaming,
+    check_vocabularies,
+    plan_experiment,
+)
 from gshard_exp.train.metrics import Console, Window, Writer, open_writers
 from gshard_exp.train.state import StatePlan, TrainState, model_info
 from gshard_exp.train.step import partitioned_train_step
@@ -75,7 +81,8 @@ def train(
         # Only now: what a folder says about its run stays if the new settings do not fit it.
         for name, text in {"model-info.txt": model_info(plan), **(files or {})}.items():
             (run.folder / name).write_text(text, encoding="utf-8")
-        return _steps(run, state, start)
+        with blaming("rules"):  # what a constraint inside the traced step may complain of
+            return _steps(run, state, start)
     finally:
         run.checkpoints.close()
 
@@ -118,7 +125,7 @@ def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
                 jax.block_until_ready(metrics)
                 report_seconds = time.perf_counter() - began
                 run.report(f"first step, with its compilation: {report_seconds:.1f} s")
-                window.pause(report_seconds)
+                window.pause(report_seconds, steps=1)
             if step % experiment.log_every_steps == 0 or step == last:
                 _write(writers, step, window.close(step))
             stopping = stop_requested()

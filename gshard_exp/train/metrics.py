@@ -96,8 +96,11 @@ class Window:
 
     def __init__(self, model: Seq2SeqModel, learning_rate: Callable) -> None:
         self._model, self._learning_rate = model, learning_rate
+        self._open()
+
+    def _open(self) -> None:
         self._steps: list[dict] = []
-        self._started = time.perf_counter()
+        self._started, self._paused, self._untimed = time.perf_counter(), 0.0, 0
 
     def add(self, metrics: dict) -> None:
         """Take in a step's metrics, still on the device."""
@@ -110,7 +113,7 @@ class Window:
         router health is the mean over steps, by layer.
         """
         steps = jax.device_get(self._steps)
-        seconds = time.perf_counter() - self._started
+        rates = self._rates(steps)
         sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in steps])
         means = jax.tree.map(lambda *x: float(np.mean(x)), *[s["means"] for s in steps])
         router = jax.tree.map(lambda *x: np.mean(x, axis=0), *[s["router"] for s in steps])
@@ -124,18 +127,36 @@ class Window:
             "grad_norm": float(np.mean([s["grad_norm"] for s in steps])),
             "learning_rate": float(self._learning_rate(np.int32(step - 1))),
             "skipped_steps": float(sum(not s["finite"] for s in steps)),
-            "timing/seconds": seconds,
-            "timing/steps_per_second": len(steps) / seconds,
-            "timing/target_tokens_per_second": sums["target_tokens"] / seconds,
-            "timing/tokens_per_second": (sums["target_tokens"] + sums["source_tokens"]) / seconds,
+            **rates,
             **router_scalars(self._model, router),
         }
-        self._steps, self._started = [], time.perf_counter()
+        self._open()
         return scalars
 
-    def pause(self, seconds: float) -> None:
-        """Leave out time that was not spent on steps, such as an evaluation."""
-        self._started += seconds
+    def pause(self, seconds: float, *, steps: int = 0) -> None:
+        """Leave out time that was not spent on steps, such as an evaluation.
+
+        Args:
+            seconds: to leave out.
+            steps: of the window so far, taken in that time (the first, with its compilation).
+        """
+        self._paused += seconds
+        self._untimed += steps
+
+    def _rates(self, steps: list[dict]) -> dict[str, float]:
+        timed, seconds = steps[self._untimed :], time.perf_counter() - self._started
+        if timed:
+            seconds -= self._paused
+        else:  # nothing but the first step: its own time is all there is
+            timed = steps
+        targets = sum(float(s["sums"]["target_tokens"]) for s in timed)
+        sources = sum(float(s["sums"]["source_tokens"]) for s in timed)
+        return {
+            "timing/seconds": seconds,
+            "timing/steps_per_second": len(timed) / seconds,
+            "timing/target_tokens_per_second": targets / seconds,
+            "timing/tokens_per_second": (targets + sources) / seconds,
+        }
 
 
 def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[str, float]:
