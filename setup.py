@@ -12,6 +12,7 @@ CORE = [
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
     "clu>=0.0.12",
+    "etils[epath]>=1.10",
     "gin-config>=0.5",
     "fiddle>=0.3",
     "jaxtyping>=0.3",

@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return WRONG_SETTING
+    except KeyboardInterrupt:
+        print("stopped; what was finished is kept, the same command goes on", file=sys.stderr)
+        return STOPPED
 
 
 def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -53,7 +56,7 @@ def _dry_run(experiment: Any, config: str) -> int:
     from gshard_exp.train.experiment import plan_experiment
     from gshard_exp.train.state import model_info
 
-    plan = plan_experiment(experiment)
+    plan, _ = plan_experiment(experiment)
     _say(config)
     _say(model_info(plan))
     _say("dry run: settings are valid; nothing was compiled or written")

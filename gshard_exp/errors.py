@@ -1,8 +1,12 @@
-"""The error that every room raises for a wrong setting. Imports nothing of ours.
+"""The error that every room raises for a wrong setting, and checks that raise it.
+
+Imports nothing of ours.
 
 Rooms do not know gin files or flags. They say which of their own fields are wrong; `config/`
 knows who set them and adds `file.gin:14` before the user reads the message.
 """
+
+from collections.abc import Iterable
 
 
 class SettingError(ValueError):
@@ -26,3 +30,56 @@ class SettingError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.problem} {self.hint}".strip()
+
+
+def require_at_least(owner: object, minimum: float, *fields: str) -> None:
+    """Refuse fields of an object below a minimum; a field that is None is left alone.
+
+    Raises:
+        SettingError: names the field.
+    """
+    for field in fields:
+        value = getattr(owner, field)
+        if value is not None and not value >= minimum:
+            raise SettingError(f"{field}={value} has to be at least {minimum}.", (field,))
+
+
+def require_within(owner: object, low: float, high: float, *fields: str) -> None:
+    """Refuse fields of an object outside [low, high).
+
+    Raises:
+        SettingError: names the field.
+    """
+    for field in fields:
+        value = getattr(owner, field)
+        if not low <= value < high:
+            raise SettingError(
+                f"{field}={value} has to be at least {low} and below {high}.", (field,)
+            )
+
+
+def require_positive(owner: object, *fields: str) -> None:
+    """Refuse fields of an object that are not above 0; a field that is None is left alone.
+
+    Raises:
+        SettingError: names the field.
+    """
+    for field in fields:
+        value = getattr(owner, field)
+        if value is not None and not value > 0:
+            raise SettingError(f"{field}={value} has to be above 0.", (field,))
+
+
+def require_one_of(owner: object, known: Iterable[str], field: str) -> None:
+    """Refuse a field of an object that is none of the known names.
+
+    Raises:
+        SettingError: names the field and the known names.
+    """
+    value, known = getattr(owner, field), tuple(known)
+    if value not in known:
+        raise SettingError(
+            f"{field}={value!r} is not known: there are {', '.join(known)}.",
+            (field,),
+            hint="Set one of them.",
+        )

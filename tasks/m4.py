@@ -18,8 +18,8 @@ Measured with the versions that setup.py's extra `corpus` installs, in this orde
 
 37 MB with `--no-deps`, and what they depend on is small (Jinja2, Pillow, some Django apps). What
 stops at 97 is not the size: packages with rarer languages have dozens of dependencies, and an
-extra installs those. No dependency is needed to read a catalog, so `more_sources` and
-gin/tasks/m4_more.gin take them from `pip install --no-deps deluge wagtail horizon`:
+extra installs those. No dependency is needed to read a catalog, so gin/tasks/m4_more.gin takes them
+from `pip install --no-deps deluge wagtail horizon`:
 
     deluge              3.5         68     31,503    98  GPL-3
     wagtail             9.8         55     51,366   100  BSD-3
@@ -37,9 +37,13 @@ from gshard_exp.data.packages import GettextPackage, JsonPackage, ScriptPackage
 from gshard_exp.data.sources import Source
 
 
-def default_sources() -> list[Source]:
-    """Return the packages of the extra `corpus`."""
-    return [
+def default_sources(more: bool = False) -> list[Source]:
+    """Return the packages of the extra `corpus`.
+
+    Args:
+        more: also those to install with `pip install --no-deps deluge wagtail horizon`.
+    """
+    sources: list[Source] = [
         GettextPackage("django"),
         GettextPackage("plone.app.locales", "*/LC_MESSAGES/*.po", symbolic_ids=True),
         GettextPackage("trac"),
@@ -50,12 +54,10 @@ def default_sources() -> list[Source]:
         ScriptPackage("django-ckeditor-5", "*/dist/translations/*.js"),
         JsonPackage("django-ckeditor", "*/ckeditor/lang/*.js", "en.js"),
     ]
-
-
-def more_sources() -> list[Source]:
-    """Return packages to install with `pip install --no-deps deluge wagtail horizon`."""
-    return [
-        GettextPackage("deluge"),
-        GettextPackage("wagtail"),
-        GettextPackage("horizon", "*/LC_MESSAGES/*.po"),
-    ]
+    if more:
+        sources += [
+            GettextPackage("deluge"),
+            GettextPackage("wagtail"),
+            GettextPackage("horizon", "*/LC_MESSAGES/*.po"),
+        ]
+    return sources

@@ -127,10 +127,7 @@ def batch(rows: int = ROWS, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def on_mesh(host_batch, mesh, rules=RULES):
-    sharding = rules.sharding(
-        (axes.BATCH, axes.LENGTH), shape=(ROWS, TARGET), mesh=mesh, what="the batch"
-    )
-    return to_mesh(host_batch, sharding)
+    return to_mesh(host_batch, mesh, rules)
 
 
 @functools.cache

@@ -2,13 +2,14 @@
 
 import json
 
-import jax
+import models
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gshard_exp.data.batches import RandomData, SeqioData, full_rows, padded_batches, to_mesh
+from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import BATCH_KEYS
+from gshard_exp.sharding.mesh import MeshSpec
 
 LENGTHS = {"inputs": 6, "targets": 4}
 DATA = RandomData(source_vocab_size=20, target_vocab_size=10)
@@ -89,12 +90,31 @@ def test_no_examples_make_no_batch():
 
 
 def test_rows_of_a_batch_are_split_over_the_mesh():
-    mesh = Mesh(np.array(jax.devices()[:4]), ("data",))
+    mesh = MeshSpec(data=2, expert=2).build()
     batch = full_rows(np.ones((8, 4), np.int32), np.arange(32, dtype=np.int32).reshape(8, 4))
-    placed = to_mesh(batch, NamedSharding(mesh, PartitionSpec("data", None)))
+    placed = to_mesh(batch, mesh, models.RULES)
     targets = placed["decoder_target_tokens"]
     assert [shard.data.shape for shard in targets.addressable_shards] == [(2, 4)] * 4
     np.testing.assert_array_equal(targets, batch["decoder_target_tokens"])
+
+
+def test_rows_that_do_not_divide_over_the_mesh_are_refused_by_the_batch_s_key():
+    mesh = MeshSpec(data=2, expert=2).build()
+    batch = full_rows(np.ones((6, 4), np.int32), np.ones((6, 4), np.int32))
+    with pytest.raises(SettingError, match=r"encoder_input_tokens has size 6"):
+        to_mesh(batch, mesh, models.RULES)
+
+
+def test_a_position_in_other_data_is_refused_with_what_differs(tmp_path):
+    def batches(seed, rows):
+        return RandomData(9, 9, seed=seed).train_batches(batch_size=rows, lengths=LENGTHS)
+
+    batches(seed=0, rows=4).save(tmp_path)
+    batches(seed=0, rows=4).restore(tmp_path)
+    with pytest.raises(SettingError, match=r"batch_size was 4 and is 8"):
+        batches(seed=0, rows=8).restore(tmp_path)
+    with pytest.raises(SettingError, match=r"seed was 0 and is 1"):
+        batches(seed=1, rows=4).restore(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -150,6 +170,11 @@ def test_seqio_batches_are_packed_shuffled_and_mixed(mixture):
     assert all(batch["encoder_segment_ids"].max() > 1 for batch in batches)  # packed
 
 
+def test_a_name_that_seqio_does_not_know_is_answered_with_the_nearest(mixture):
+    with pytest.raises(SettingError, match=f"(?s){mixture}x.*Nearest: .*{mixture}"):
+        open_text(f"{mixture}x")
+
+
 def test_seqio_batches_may_be_left_unpacked(mixture):
     (batch,) = take(open_text(mixture, pack=False), 1)
     assert all(len(set(row[row > 0])) == 1 for row in batch["encoder_input_tokens"])
@@ -186,4 +211,4 @@ def test_a_random_position_is_readable(tmp_path):
     batches = DATA.train_batches(batch_size=3, lengths=LENGTHS)
     take(batches, 2)
     batches.save(tmp_path)
-    assert json.loads((tmp_path / "random_0.json").read_text()) == {"drawn": 2}
+    assert json.loads((tmp_path / "position.json").read_text()) == {"drawn": 2}

@@ -46,7 +46,7 @@ def test_the_position_in_the_data_is_saved_in_the_same_checkpoint(tmp_path):
     tree = tiny_run.experiment(tmp_path, train_steps=8)
     tiny_run.train(tree)
     for step in (4, 8):
-        position = tmp_path / f"checkpoint_{step}" / "data" / "random_0.json"
+        position = tmp_path / f"checkpoint_{step}" / "data" / "position.json"
         assert json.loads(position.read_text()) == {"drawn": step}
     batches = tree.data.train_batches(batch_size=8, lengths=tree.lengths)
     fifth = [next(batches) for _ in range(5)][-1]

@@ -87,7 +87,7 @@ def test_a_run_that_is_asked_to_stop_ends_with_status_130(command, tmp_path, mon
     monkeypatch.setattr(RandomBatches, "__next__", draw_and_signal)
     status, _, err = command(*[f"--gin.{binding}" for binding in tiny_run.SMALL])
     assert status == 130
-    assert err == "stopped at step 1; the same command goes on from there\n"
+    assert err == "stopped at step 1; the same command goes on\n"
     assert tiny_run.checkpoints(tmp_path / "run") == ["checkpoint_1"]
 
 
@@ -96,6 +96,29 @@ def test_a_misspelt_macro_is_answered_with_the_nearest_names(complaint):
     assert "NUM_EXPRETS is set, but nothing reads it." in message
     assert "set at: command line: --gin.NUM_EXPRETS=8" in message
     assert "try: for NUM_EXPRETS: NUM_EXPERTS" in message
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "TRAIN_EXPERT_CAPACITY_FACTOR=0.0",
+        "DROPOUT_RATE=1.0",
+        "LABEL_SMOOTHING=7.0",
+        "SCAN_UNROLL=0",
+        "NUM_HEADS=0",
+        "NUM_EXPERTS=0",
+        "GROUP_SIZE=0",
+        "ACTIVATION_DTYPE=bf16",
+        "REMAT_POLICY=some",
+        "CHECKPOINT_PERIOD=0",
+        "MODEL_DIR=gs://bucket/run",
+        "optimizer.SqrtDecay.constant_steps=0",
+    ],
+)
+def test_a_value_without_meaning_is_answered_with_who_set_it(complaint, binding):
+    message = complaint(f"--gin.{binding}")
+    assert f"set at: command line: --gin.{binding}" in message
+    assert binding.split("=")[1] in message.splitlines()[0]
 
 
 def test_a_misspelt_parameter_is_answered_with_the_nearest_names(complaint):

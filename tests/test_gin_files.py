@@ -41,7 +41,9 @@ RULES = {
     "gin/moe/": Rule((MODEL[0], THIS, SHARDING, TASK, RUN)),
     "gin/sharding/": Rule((*MODEL, THIS, TASK, RUN), EIGHT),
     "gin/tasks/": Rule((*MODEL, SHARDING, THIS, RUN)),
-    "gin/tasks/tsv.gin": Rule((*MODEL, SHARDING, THIS, RUN), ("TSV_PATH=pairs.tsv",)),
+    "gin/tasks/tsv.gin": Rule(
+        (*MODEL, SHARDING, "gin/tasks/m4.gin", THIS, RUN), ("TSV_PATH=pairs.tsv",)
+    ),
     "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
     "gin/paper/": Rule((THIS,)),
     "experiments/": Rule((THIS,)),
@@ -110,9 +112,8 @@ def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches):
     batches = data.train_batches(
         batch_size=SHRUNK["BATCH_SIZE"], lengths=SHRUNK["TASK_FEATURE_LENGTHS"]
     )
-    sharding = rules.sharding(("batch", "length"), shape=(8, 8), mesh=mesh, what="the batch")
     step = partitioned_train_step(plan, rules, microbatches)
-    state, metrics = step(state, to_mesh(next(batches), sharding))
+    state, metrics = step(state, to_mesh(next(batches), mesh, rules))
     assert int(state.step) == 1
     return float(metrics["loss"])
 

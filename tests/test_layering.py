@@ -15,6 +15,7 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init_
 FLOORS = {
     "axes": 1,
     "errors": 1,
+    "paths": 1,
     "rng": 1,
     "sharding": 2,
     "moe": 3,

@@ -10,7 +10,7 @@ import tiny_run
 from gshard_exp.config import assemble, operative_config
 from gshard_exp.train import loop
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.metrics import Console, JsonLines, Window
+from gshard_exp.train.metrics import Console, JsonLines, Window, router_scalars
 
 EXPERTS = 4
 HEALTH = {
@@ -159,20 +159,63 @@ def test_averages_per_token_weigh_steps_by_their_tokens(tmp_path):
     # 30 nats over 10 tokens and 10 nats over 30: 40 / 40, not (3 + 1/3) / 2.
     window.add(_metrics(cross_ent_loss=30.0, target_tokens=10.0, loss=3.0))
     window.add(_metrics(cross_ent_loss=10.0, target_tokens=30.0, loss=1.0))
-    scalars = window.close(2)
+    scalars = window.close()
     assert scalars["cross_ent_loss_per_all_target_tokens"] == 1.0
     assert scalars["loss"] == 2.0
     assert scalars["learning_rate"] == 0.5
+
+
+def test_a_skipped_step_is_counted_and_left_out_of_the_averages(tmp_path):
+    window = Window(tiny_run.experiment(tmp_path).model, lambda updates: float(updates))
+    window.add(_metrics(cross_ent_loss=4.0, target_tokens=2.0, loss=2.0))
+    window.add(_metrics(cross_ent_loss=np.nan, target_tokens=2.0, loss=np.nan, finite=False))
+    scalars = window.close()
+    assert scalars["loss"] == scalars["cross_ent_loss_per_all_target_tokens"] == 2.0
+    assert scalars["skipped_steps"] == 1
+    assert scalars["learning_rate"] == 7.0
+
+
+def test_the_time_of_the_first_step_is_left_out_with_its_tokens(tmp_path):
+    window = Window(tiny_run.experiment(tmp_path).model, lambda step: 0.5)
+    for _ in range(3):
+        window.add(_metrics(cross_ent_loss=1.0, target_tokens=1.0, loss=1.0))
+    window.pause(0.0, steps=1)
+    scalars = window.close()
+    steps = scalars["timing/steps_per_second"] * scalars["timing/seconds"]
+    assert steps == pytest.approx(2)
+
+
+def test_a_value_that_is_not_finite_is_null_in_json_lines(tmp_path):
+    JsonLines(tmp_path / "metrics.jsonl", 0).write_scalars(3, {"loss": np.inf, "accuracy": 0.5})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"step": 3, "loss": None, "accuracy": 0.5}
+
+
+def test_lines_of_a_run_without_a_checkpoint_are_removed(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    JsonLines(path, 0).write_scalars(0, {"loss": 1.0})
+    JsonLines(path, 0)
+    assert path.read_text() == ""
+
+
+def test_the_load_of_many_experts_becomes_deciles(tmp_path):
+    model = tiny_run.experiment(tmp_path).model
+    load = np.arange(101, dtype=np.float32)[None] / 100
+    scalars = router_scalars(model, {"encoder/pattern_0": {"expert_load": load}})
+    place = "router/encoder/layer_0/expert_load"
+    assert scalars == {
+        f"{place}/p{percent}": pytest.approx(percent / 100) for percent in range(0, 101, 10)
+    }
 
 
 def test_a_window_starts_anew_when_it_is_closed(tmp_path):
     window = Window(tiny_run.experiment(tmp_path).model, lambda step: 0.5)
     for loss in (3.0, 1.0):
         window.add(_metrics(cross_ent_loss=1.0, target_tokens=1.0, loss=loss))
-        assert window.close(1)["loss"] == loss
+        assert window.close()["loss"] == loss
 
 
-def _metrics(cross_ent_loss, target_tokens, loss):
+def _metrics(cross_ent_loss, target_tokens, loss, finite=True):
     return {
         "sums": {
             "cross_ent_loss": cross_ent_loss,
@@ -185,5 +228,6 @@ def _metrics(cross_ent_loss, target_tokens, loss):
         "router": {},
         "loss": loss,
         "grad_norm": 1.0,
-        "finite": True,
+        "finite": finite,
+        "updates": 7,
     }

@@ -131,6 +131,33 @@ def test_an_evaluation_that_was_reported_is_not_repeated_after_a_resume(tmp_path
     assert [r["step"] for r in tiny_run.records_of(tmp_path / "training_eval" / "dev")] == [0, 4, 8]
 
 
+def test_an_evaluator_that_fails_costs_no_checkpoint_and_runs_on_resuming(tmp_path):
+    class Failing(_Counting):
+        def __call__(self, *arguments, **how):
+            raise RuntimeError("no disk left")
+
+    at_start = tiny_run.experiment(tmp_path, train_steps=8)
+    failing = dataclasses.replace(at_start, evaluators=(Failing("dev", 4, at_start=False),))
+    with pytest.raises(RuntimeError, match="no disk left"):
+        tiny_run.train(failing)
+    assert tiny_run.checkpoints(tmp_path) == ["checkpoint_4"]
+    tiny_run.train(dataclasses.replace(at_start, evaluators=(_Counting("dev", 4),)))
+    assert [r["step"] for r in tiny_run.records_of(tmp_path / "training_eval" / "dev")] == [4, 8]
+
+
+def test_settings_that_change_on_resuming_are_said_and_the_old_ones_kept(tmp_path):
+    tree = tiny_run.experiment(tmp_path, train_steps=4)
+    loop.train(tree, files={"config.gin": "A = 1  # a.gin:1\n"}, report=[].append)
+    said = []
+    same = {"config.gin": "A = 1  # elsewhere.gin:7\n"}
+    loop.train(tree, files=same, report=said.append)
+    assert not any("differ" in line for line in said)
+    loop.train(tree, files={"config.gin": "A = 2\n"}, report=said.append)
+    assert any("config_until_4.gin" in line for line in said)
+    assert (tmp_path / "config_until_4.gin").read_text() == same["config.gin"]
+    assert (tmp_path / "config.gin").read_text() == "A = 2\n"
+
+
 def test_model_info_lists_every_parameter_and_its_totals_add_up(tmp_path):
     tree = tiny_run.experiment(tmp_path, *EIGHT_DEVICES)
     plan = plan_state(tree.model, tree.optimizer, tree.mesh.build(), tree.rules)

@@ -1,6 +1,7 @@
 """Batches on the mesh: from seqio or random, with a position that a checkpoint can hold."""
 
 import dataclasses
+import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,18 +9,22 @@ from typing import Any, Protocol
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 
+from gshard_exp import axes
 from gshard_exp.data.tensorflow_import import load_tensorflow
+from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.sharding.rules import Rules
 
 HostBatch = Mapping[str, np.ndarray]
+IDENTITY = "identity.json"  # of the data that a saved position belongs to
 
 
 class BatchIterator(Protocol):
     """An endless stream of host batches that knows where it is."""
 
     def __next__(self) -> HostBatch:
-        """Return the next batch: int32 [rows of this process, length] arrays by key."""
+        """Return the next batch: int32 [rows, length] arrays by key."""
         ...
 
     def save(self, folder: Path) -> None:
@@ -27,7 +32,11 @@ class BatchIterator(Protocol):
         ...
 
     def restore(self, folder: Path) -> None:
-        """Go to a position that `save` wrote."""
+        """Go to a position that `save` wrote.
+
+        Raises:
+            SettingError: it is a position in other data.
+        """
         ...
 
 
@@ -57,9 +66,12 @@ class RandomData:
     target_vocab_size: int
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        require_at_least(self, 2, "source_vocab_size", "target_vocab_size")
+
     def train_batches(self, *, batch_size: int, lengths: Mapping[str, int]) -> "RandomBatches":
         """Open the stream at its start."""
-        return RandomBatches(self, batch_size // jax.process_count(), lengths)
+        return RandomBatches(self, batch_size, lengths)
 
     def vocab_sizes(self) -> Mapping[str, int]:
         """Return the sizes that pieces are drawn from."""
@@ -72,9 +84,15 @@ class RandomBatches:
     def __init__(self, data: RandomData, rows: int, lengths: Mapping[str, int]) -> None:
         self._data, self._rows, self._lengths = data, rows, lengths
         self._drawn = 0
+        self._identity = {
+            "vocab_sizes": dict(data.vocab_sizes()),
+            "seed": data.seed,
+            "batch_size": rows,
+            "lengths": dict(lengths),
+        }
 
     def __next__(self) -> HostBatch:
-        rng = np.random.default_rng((self._data.seed, jax.process_index(), self._drawn))
+        rng = np.random.default_rng((self._data.seed, self._drawn))
         self._drawn += 1
         shape = (self._rows, self._lengths["inputs"])
         inputs = rng.integers(1, self._data.source_vocab_size, shape, dtype=np.int32)
@@ -84,13 +102,13 @@ class RandomBatches:
 
     def save(self, folder: Path) -> None:
         """Write the count."""
-        position = folder / f"random_{jax.process_index()}.json"
-        position.write_text(json.dumps({"drawn": self._drawn}))
+        _write_identity(folder, self._identity)
+        (folder / "position.json").write_text(json.dumps({"drawn": self._drawn}))
 
     def restore(self, folder: Path) -> None:
         """Read the count."""
-        position = folder / f"random_{jax.process_index()}.json"
-        self._drawn = json.loads(position.read_text())["drawn"]
+        _check_identity(folder, self._identity)
+        self._drawn = json.loads((folder / "position.json").read_text())["drawn"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,23 +136,41 @@ class SeqioData:
 
         if self.tasks is not None:
             self.tasks.register()
-        shard = seqio.ShardInfo(jax.process_index(), jax.process_count())
-        mixture = seqio.get_mixture_or_task(self.mixture_or_task_name)
+        mixture = seqio.get_mixture_or_task(self._known_name(seqio))
         dataset = mixture.get_dataset(
             dict(lengths),
             split=self.split,
             shuffle=True,
             num_epochs=None,
-            shard_info=shard if jax.process_count() > 1 else None,
             seed=self.seed,
             use_cached=False,
             trim_output_features=True,
         )
         dataset = seqio.EncDecFeatureConverter(pack=self.pack)(dataset, dict(lengths))
-        dataset = dataset.batch(batch_size // jax.process_count(), drop_remainder=True)
+        dataset = dataset.batch(batch_size, drop_remainder=True)
         options = tf.data.Options()
         options.deterministic = True
-        return SeqioBatches(dataset.with_options(options).prefetch(2))
+        identity = {
+            "mixture_or_task_name": self.mixture_or_task_name,
+            "content": None if self.tasks is None else self.tasks.content(),
+            "seed": self.seed,
+            "pack": self.pack,
+            "split": self.split,
+            "batch_size": batch_size,
+            "lengths": dict(lengths),
+        }
+        return SeqioBatches(dataset.with_options(options).prefetch(2), identity)
+
+    def _known_name(self, seqio: Any) -> str:
+        known = {*seqio.MixtureRegistry.names(), *seqio.TaskRegistry.names()}
+        if self.mixture_or_task_name not in known:
+            nearest = difflib.get_close_matches(self.mixture_or_task_name, known, 3, 0.0)
+            raise SettingError(
+                f"seqio knows no task or mixture {self.mixture_or_task_name!r}.",
+                settings=("data.mixture_or_task_name",),
+                hint=f"Nearest: {', '.join(nearest)}.",
+            )
+        return self.mixture_or_task_name
 
     def vocab_sizes(self) -> Mapping[str, int]:
         """Return the sizes of our own tasks' vocabularies; of others nothing is known here."""
@@ -144,20 +180,22 @@ class SeqioData:
 class SeqioBatches:
     """The stream of `SeqioData`; its position is tf.data's iterator checkpoint."""
 
-    def __init__(self, dataset: Any) -> None:
+    def __init__(self, dataset: Any, identity: Mapping[str, Any]) -> None:
         self._iterator = iter(dataset)
+        self._identity = identity
 
     def __next__(self) -> HostBatch:
         return {key: value.numpy() for key, value in next(self._iterator).items()}
 
     def save(self, folder: Path) -> None:
         """Write the iterator's state, shuffle buffers and prefetched batches included."""
-        self._checkpoint().write(str(folder / f"tf_data_{jax.process_index()}"))
+        _write_identity(folder, self._identity)
+        self._checkpoint().write(str(folder / "tf_data"))
 
     def restore(self, folder: Path) -> None:
         """Read the iterator's state."""
-        path = str(folder / f"tf_data_{jax.process_index()}")
-        self._checkpoint().read(path).assert_consumed()
+        _check_identity(folder, self._identity)
+        self._checkpoint().read(str(folder / "tf_data")).assert_consumed()
 
     def _checkpoint(self) -> Any:
         import tensorflow as tf
@@ -165,12 +203,40 @@ class SeqioBatches:
         return tf.train.Checkpoint(iterator=self._iterator)
 
 
-def to_mesh(batch: HostBatch, sharding: NamedSharding) -> dict[str, jax.Array]:
-    """Place a host batch; with several processes each brings its own rows."""
+def to_mesh(batch: HostBatch, mesh: Mesh, rules: Rules) -> dict[str, jax.Array]:
+    """Place a host batch, its rows and positions split as the rules say.
+
+    Raises:
+        SettingError: a size does not divide.
+    """
+    names = (axes.BATCH, axes.LENGTH)
     return {
-        key: jax.make_array_from_process_local_data(sharding, np.asarray(value, np.int32))
+        key: jax.device_put(
+            np.asarray(value, np.int32),
+            rules.sharding(names, shape=value.shape, mesh=mesh, what=f"the batch's {key}"),
+        )
         for key, value in batch.items()
     }
+
+
+def _write_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+    (folder / IDENTITY).write_text(json.dumps(identity, indent=1))
+
+
+def _check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Refuse a position that belongs to other data: it would mean nothing here."""
+    path = folder / IDENTITY
+    saved = json.loads(path.read_text()) if path.exists() else {}
+    now = json.loads(json.dumps(identity))
+    differing = [key for key in sorted(saved.keys() | now.keys()) if saved.get(key) != now.get(key)]
+    if differing:
+        key = differing[0]
+        raise SettingError(
+            f"the checkpoint's position is in other data: {key} was {saved.get(key)} and is "
+            f"{now.get(key)} ({', '.join(differing)} differ).",
+            settings=("model_dir",),
+            hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
+        )
 
 
 def full_rows(inputs: np.ndarray, targets: np.ndarray) -> dict[str, np.ndarray]:

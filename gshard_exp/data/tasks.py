@@ -124,6 +124,10 @@ class TranslationTasks:
             for feature, path in self.models.items()
         }
 
+    def content(self) -> str:
+        """Say what the mixture is made of: a hash of corpus and vocabularies, and the rates."""
+        return f"{self.tokens.directory.name} {self.rates()}"
+
     def register(self) -> str:
         """Register the tasks and the mixture with seqio, and return the mixture's name.
 
@@ -136,7 +140,7 @@ class TranslationTasks:
         from gshard_exp.data.token_source import TokenSource
 
         rates = self.rates()
-        content = f"{self.tokens.directory} {rates}"
+        content = self.content()
         if _REGISTERED.get(self.prefix) == content and self.prefix in seqio.MixtureRegistry.names():
             return self.prefix
         features = self.output_features()

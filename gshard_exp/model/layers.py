@@ -7,6 +7,7 @@ from flax.linen import partitioning as nn_partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
+from gshard_exp.errors import require_at_least, require_within
 from gshard_exp.rng import row_dropout
 from gshard_exp.sharding.annotate import constrain
 
@@ -49,6 +50,11 @@ class Dropout(nn.Module):
 
     rate: float
 
+    def __post_init__(self) -> None:
+        """Refuse rates that leave nothing."""
+        require_within(self, 0.0, 1.0, "rate")
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self, x: Float[Array, "B ..."], *, rows: Int[Array, " B"], deterministic: bool
@@ -73,6 +79,12 @@ class MultiHeadAttention(nn.Module):
     num_heads: int
     head_dim: int
     dropout_rate: float
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and rates without meaning."""
+        require_at_least(self, 1, "num_heads", "head_dim")
+        require_within(self, 0.0, 1.0, "dropout_rate")
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -128,6 +140,11 @@ class FeedForward(nn.Module):
 
     mlp_dim: int
 
+    def __post_init__(self) -> None:
+        """Refuse sizes without meaning."""
+        require_at_least(self, 1, "mlp_dim")
+        super().__post_init__()
+
     @nn.compact
     def __call__(
         self,
@@ -161,6 +178,11 @@ class Embedding(nn.Module):
 
     vocab_size: int
     embed_dim: int
+
+    def __post_init__(self) -> None:
+        """Refuse sizes without meaning."""
+        require_at_least(self, 1, "vocab_size", "embed_dim")
+        super().__post_init__()
 
     def setup(self) -> None:
         """Declare the matrix."""

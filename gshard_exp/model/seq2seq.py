@@ -11,7 +11,7 @@ from flax.linen import partitioning
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, require_at_least, require_within
 from gshard_exp.model.transformer import Transformer
 from gshard_exp.sharding.rules import Names
 
@@ -62,6 +62,8 @@ class Seq2SeqModel:
     router_z_loss_factor: float = 0.0
 
     def __post_init__(self) -> None:
+        require_within(self, 0.0, 1.0, "label_smoothing")
+        require_at_least(self, 0.0, "z_loss", "aux_loss_factor", "router_z_loss_factor")
         _refuse_shared_layers(self.module)
 
     def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:

@@ -7,7 +7,7 @@ from flax.linen import partitioning as nn_partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, require_at_least, require_one_of, require_within
 from gshard_exp.model.layers import (
     Dropout,
     Embedding,
@@ -19,7 +19,7 @@ from gshard_exp.model.layers import (
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.annotate import constrain
 
-# What of a block's forward pass is kept for its backward pass; the rest is computed again.
+# What of one repetition's forward pass is kept for its backward pass; the rest is computed again.
 REMAT_POLICIES = {
     # Keep everything: no recomputation.
     "none": None,
@@ -27,7 +27,7 @@ REMAT_POLICIES = {
     "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     # Keep the results of all matrix products.
     "dots": jax.checkpoint_policies.dots_saveable,
-    # Keep only the input of each block (the paper's choice from 36 layers on).
+    # Keep only the input of each repetition (the paper recomputes from 36 layers on).
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -44,6 +44,11 @@ class EncoderBlock(nn.Module):
     attention: MultiHeadAttention
     ffn: FeedForward | MoeLayer
     dropout_rate: float
+
+    def __post_init__(self) -> None:
+        """Refuse rates that leave nothing."""
+        require_within(self, 0.0, 1.0, "dropout_rate")
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -79,6 +84,11 @@ class DecoderBlock(nn.Module):
     cross_attention: MultiHeadAttention
     ffn: FeedForward | MoeLayer
     dropout_rate: float
+
+    def __post_init__(self) -> None:
+        """Refuse rates that leave nothing."""
+        require_within(self, 0.0, 1.0, "dropout_rate")
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -146,12 +156,8 @@ class Stack(nn.Module):
                 f"{len(self.pattern)} blocks of the pattern. Set a multiple of it",
                 settings=("num_layers", "pattern"),
             )
-        if self.remat not in REMAT_POLICIES:
-            raise SettingError(
-                f"remat={self.remat!r} is no policy: known are {', '.join(REMAT_POLICIES)}. "
-                "Set one of them",
-                settings=("remat",),
-            )
+        require_one_of(self, REMAT_POLICIES, "remat")
+        require_at_least(self, 1, "unroll")
         super().__post_init__()
 
     @property
@@ -164,12 +170,12 @@ class Stack(nn.Module):
         """Apply all blocks. `inputs` are the keyword arguments of every block."""
         period = _Period
         if self.remat != "none":
-            # The scan keeps XLA from merging the recomputation with the first computation; an
-            # unrolled stack needs the barrier for it.
+            # A loop keeps XLA from merging the recomputation with the first computation; where no
+            # loop is left it needs a barrier.
             period = nn.remat(
                 period,
                 policy=REMAT_POLICIES[self.remat],
-                prevent_cse=self.unroll > 1,
+                prevent_cse=self.unroll > 1 or self.repeats == 1,
             )
         scanned = nn_partitioning.scan_with_axes(
             period,
@@ -200,7 +206,8 @@ class Transformer(nn.Module):
         decoder: stack of `DecoderBlock`s.
         dropout_rate: applied to the inputs of both stacks (and their outputs are not dropped).
         dtype: of the activations; parameters, router, norms' statistics, softmax and logits are
-            float32 always. The paper: float32, and bfloat16 for its 60-layer run.
+            float32 always (other float32 products multiply as the accelerator does by default, on
+            TPU in bfloat16). The paper: float32, and bfloat16 for its 60-layer run.
     """
 
     source_embedding: Embedding
@@ -209,6 +216,12 @@ class Transformer(nn.Module):
     decoder: Stack
     dropout_rate: float
     dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        """Refuse dtypes and rates without meaning."""
+        require_one_of(self, ("float32", "bfloat16"), "dtype")
+        require_within(self, 0.0, 1.0, "dropout_rate")
+        super().__post_init__()
 
     def setup(self) -> None:
         """Declare what belongs to neither stack."""

@@ -9,7 +9,7 @@ from flax.linen import partitioning as nn_partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, require_at_least, require_positive
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch
 from gshard_exp.moe.gating import Gating, Top2Gating, router_z_loss
 from gshard_exp.moe.health import router_health
@@ -56,6 +56,12 @@ class MoeLayer(nn.Module):
     dispatch: Dispatch = EinsumDispatch()
     train_capacity_factor: float = 1.0
     eval_capacity_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes and factors without meaning."""
+        require_at_least(self, 1, "num_experts", "expert_mlp_dim", "group_size")
+        require_positive(self, "train_capacity_factor", "eval_capacity_factor")
+        super().__post_init__()
 
     @nn.compact
     def __call__(
@@ -115,7 +121,10 @@ class MoeLayer(nn.Module):
             jnp.float32,
             axes=(axes.EMBED, axes.ROUTER_EXPERT),
         )
-        return jnp.einsum("GSM,ME->GSE", x_GSM.astype(jnp.float32), router_ME)
+        # By default a TPU would multiply in bfloat16, and some GPUs in TF32.
+        highest = jax.lax.Precision.HIGHEST
+        x_GSM = x_GSM.astype(jnp.float32)
+        return jnp.einsum("GSM,ME->GSE", x_GSM, router_ME, precision=highest)
 
     def _experts(self, x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "E G C M"]:
         width = x_EGCM.shape[-1]

@@ -10,9 +10,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from gshard_exp import axes
 from gshard_exp.data.batches import padded_batches, to_mesh
+from gshard_exp.data.splits import SPLITS
 from gshard_exp.data.tasks import TranslationTasks
+from gshard_exp.errors import require_at_least, require_one_of
 from gshard_exp.model.seq2seq import Params, Seq2SeqModel
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.rules import Rules
@@ -49,6 +50,10 @@ class LossByLanguage:
     at_start: bool = True
     name: str = "validation"
 
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "batch_size", "every_steps", "max_examples_per_language")
+        require_one_of(self, SPLITS, "split")
+
     def __call__(
         self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
     ) -> tuple[dict[str, float], str]:
@@ -58,15 +63,12 @@ class LossByLanguage:
         sums = {
             key: np.zeros(len(languages)) for key in ("cross_ent_loss", "correct", "target_tokens")
         }
-        shape = (self.batch_size, min(self.lengths.values()))
-        sharding = rules.sharding(
-            (axes.BATCH, axes.LENGTH), shape=shape, mesh=mesh, what="an evaluation batch"
-        )
         pending = []
         for rows, batch in padded_batches(
             examples, batch_size=self.batch_size, lengths=self.lengths
         ):
-            scores = _score(params, to_mesh(batch, sharding), model=model, mesh=mesh, rules=rules)
+            placed = to_mesh(batch, mesh, rules)
+            scores = _score(params, placed, model=model, mesh=mesh, rules=rules)
             pending.append((rows, scores))
         for rows, scores in pending:
             for key, values in sums.items():
@@ -104,11 +106,12 @@ def summarise(languages: Sequence[str], sums: Mapping[str, np.ndarray]) -> dict[
     for name, key in (("cross_ent_loss", "cross_ent_loss"), ("accuracy", "correct")):
         of_language = sums[key] / np.maximum(tokens, 1)
         scalars[name] = float(sums[key].sum() / max(tokens.sum(), 1))
-        scalars[f"{name}/macro"] = _mean(of_language[has])
+        if has.any():
+            scalars[f"{name}/macro"] = float(of_language[has].mean())
         for index, group in enumerate(GROUPS):
             members = has & (thirds == index)
             if members.any():
-                scalars[f"{name}/{group}"] = _mean(of_language[members])
+                scalars[f"{name}/{group}"] = float(of_language[members].mean())
         for language, value, present in zip(languages, of_language, has, strict=True):
             if present:
                 scalars[f"{name}/{language}"] = float(value)
@@ -134,7 +137,8 @@ def _table(languages: Sequence[str], scalars: Mapping[str, float], first: Mappin
         relative = f"{loss / start:>13.1%}" if start else f"{'-':>13}"
         accuracy = scalars[f"accuracy{suffix}"]
         lines.append(f"{label:<22}{loss:>14.3f} {relative}{accuracy:>10.3f}")
-    lines.append(f"{len(languages)} languages, {scalars['target_tokens']:,.0f} target tokens")
+    scored = sum(f"cross_ent_loss/{language}" in scalars for language in languages)
+    lines.append(f"{scored} languages, {scalars['target_tokens']:,.0f} target tokens")
     return "\n".join(lines) + "\n"
 
 
@@ -143,7 +147,3 @@ def _first(folder: Path) -> Mapping[str, float]:
     path = folder / "metrics.jsonl"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return json.loads(lines[0]) if lines else {}
-
-
-def _mean(values: np.ndarray) -> float:
-    return float(values.mean()) if len(values) else float("nan")

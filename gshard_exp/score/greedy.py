@@ -12,14 +12,17 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int
 
-from gshard_exp.data.batches import padded_batches
+from gshard_exp.data.batches import padded_batches, to_mesh
+from gshard_exp.data.splits import SPLITS
 from gshard_exp.data.tasks import TranslationTasks
+from gshard_exp.errors import SettingError, require_at_least, require_one_of
 from gshard_exp.model.seq2seq import Params, Seq2SeqModel
 from gshard_exp.model.transformer import Transformer
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.rules import Rules
 
 END = 1  # the vocabularies' end-of-sentence piece
+SHORTEST, LONGEST = 5, 14  # target pieces of a sentence worth showing, the end included
 
 
 def greedy_decode(
@@ -43,13 +46,15 @@ def greedy_decode(
     how = {"enable_dropout": False}
     encoded = module.apply(variables, inputs, segments, method=Transformer.encode, **how)
     batch = inputs.shape[0]
+    nonempty = jnp.any(inputs > 0, axis=1)
 
     def extend(carry):
         position, targets, ended = carry
         shifted = jnp.pad(targets[:, :-1], ((0, 0), (1, 0)))
-        # Positions beyond the one that is asked for are no tokens yet: the router ignores them.
-        known = jnp.arange(max_length)[None, :] <= position
-        known = jnp.broadcast_to(known, targets.shape).astype(jnp.int32)
+        # Only what is or was asked for is a token: rows without a source, positions to come and
+        # positions after the end are padding, which the router ignores.
+        begun = (shifted > 0) & (shifted != END)
+        known = (begun.at[:, 0].set(True) & nonempty[:, None]).astype(jnp.int32)
         logits = module.apply(
             variables, encoded, segments, shifted, known, method=Transformer.decode, **how
         )
@@ -61,7 +66,7 @@ def greedy_decode(
         position, _, ended = carry
         return (position < max_length) & ~jnp.all(ended)
 
-    start = (0, jnp.zeros((batch, max_length), jnp.int32), jnp.zeros((batch,), bool))
+    start = (0, jnp.zeros((batch, max_length), jnp.int32), ~nonempty)
     _, targets, _ = jax.lax.while_loop(unfinished, extend, start)
     return targets
 
@@ -90,22 +95,33 @@ class GreedySamples:
     at_start: bool = False
     name: str = "samples"
 
+    def __post_init__(self) -> None:
+        require_at_least(self, 1, "batch_size", "every_steps", "num_samples")
+        require_one_of(self, SPLITS, "split")
+        if self.num_samples > self.batch_size:
+            raise SettingError(
+                f"num_samples={self.num_samples} do not fit in batch_size={self.batch_size} rows.",
+                settings=("num_samples", "batch_size"),
+            )
+
     def __call__(
         self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
     ) -> tuple[dict[str, float], str]:
         """Translate; see `train.experiment.Evaluator`."""
         import sentencepiece
 
+        chosen = self._choose()
+        if not chosen:
+            return {}, f"no sentence of {SHORTEST} to {LONGEST} pieces in {self.split}\n"
         source = sentencepiece.SentencePieceProcessor(str(self.tasks.models["inputs"]))
         target = sentencepiece.SentencePieceProcessor(str(self.tasks.models["targets"]))
-        chosen = self._choose()
         examples = [example for _, example in chosen]
         ((rows, batch),) = padded_batches(
             examples, batch_size=self.batch_size, lengths=self.lengths
         )
         outputs = _decode(
             params,
-            jnp.asarray(batch["encoder_input_tokens"]),
+            to_mesh(batch, mesh, rules)["encoder_input_tokens"],
             model=model,
             mesh=mesh,
             rules=rules,
@@ -125,7 +141,7 @@ class GreedySamples:
         seen: set[bytes] = set()
         for language in _spread(self.tasks.codes, self.num_samples):
             for source, target in self.tasks.token_ids(self.split, language):
-                if 5 <= len(target) <= 14 and target.tobytes() not in seen:
+                if SHORTEST <= len(target) <= LONGEST and target.tobytes() not in seen:
                     seen.add(target.tobytes())
                     chosen.append((language, (source, target)))
                     break

@@ -22,7 +22,7 @@ class MeshSpec:
     """Size of each mesh axis; -1 (at most once) takes the devices that the others leave.
 
     The mesh is built exactly as asked or not at all: no axis is shrunk to fit. On CPU a mesh of n
-    devices makes n simulated devices, provided that JAX has not started yet.
+    devices (no size -1) makes n simulated devices, provided that JAX has not started yet.
 
     Attributes:
         data: batch rows and routing groups are split over this axis (and over `expert`).
@@ -63,15 +63,18 @@ class MeshSpec:
         if count > len(devices):
             raise SettingError(
                 f"the mesh data={sizes[0]} x expert={sizes[1]} x model={sizes[2]} needs {count} "
-                f"devices and there are {len(devices)}. Set sizes that multiply to at most "
-                f"{len(devices)}",
+                f"devices and there are {len(devices)} ({devices[0].platform}).",
                 settings=("data", "expert", "model"),
+                hint=f"Set sizes that multiply to at most {len(devices)}, or run with "
+                "JAX_PLATFORMS=cpu to simulate as many devices as the mesh asks for.",
             )
         if count < len(devices):
             logger.warning("The mesh uses %d of %d devices.", count, len(devices))
         chosen = list(devices)[:count]
         if chosen[0].platform == "tpu" and count == len(devices):
-            grid = mesh_utils.create_device_mesh(sizes, devices=chosen)
+            grid = mesh_utils.create_device_mesh(
+                sizes, devices=chosen, allow_split_physical_axes=True
+            )
         else:
             grid = np.asarray(chosen).reshape(sizes)
         return Mesh(grid, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
@@ -99,7 +102,7 @@ class MeshSpec:
 
 def _simulate_cpu_devices(count: int) -> None:
     """Ask JAX for `count` CPU devices, if it has not started; on other platforms it is ignored."""
-    if count <= jax.config.jax_num_cpu_devices:
+    if count <= max(1, jax.config.jax_num_cpu_devices):
         return
     try:
         jax.config.update("jax_num_cpu_devices", count)

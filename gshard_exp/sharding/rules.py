@@ -66,11 +66,10 @@ class Rules:
                 f"{what} has {len(shape)} dimensions and {len(names)} logical axes "
                 f"{tuple(names)}: they have to match. Name each dimension once"
             )
-        table: Mapping[str, MeshAxes] = dict(self.table)
         entries: list[MeshAxes] = []
         taken: dict[str, str] = {}
         for name, size in zip(names, shape, strict=True):
-            entry = None if name is None else _lookup(table, name, what)
+            entry = None if name is None else self._lookup(name, what)
             for mesh_axis in _as_tuple(entry):
                 if mesh_axis in taken:
                     raise SettingError(
@@ -90,6 +89,20 @@ class Rules:
                 )
             entries.append(entry)
         return PartitionSpec(*entries)
+
+    def partitions(self, name: str, mesh: Mesh) -> int:
+        """Return the number of parts that a mesh splits a logical axis into."""
+        return math.prod(mesh.shape[axis] for axis in _as_tuple(dict(self.table)[name]))
+
+    def _lookup(self, name: str, what: str) -> MeshAxes:
+        table: Mapping[str, MeshAxes] = dict(self.table)
+        if name not in table:
+            raise SettingError(
+                f"{what} names the logical axis {name!r}, for which there is no rule. "
+                f'Add ("{name}", None) to the rules to replicate it',
+                settings=("table",),
+            )
+        return table[name]
 
     def sharding(
         self, names: Names, *, shape: Sequence[int], mesh: Mesh, what: str
@@ -111,16 +124,6 @@ def _as_tuple(entry: MeshAxes) -> tuple[str, ...]:
 
 def _plain(entry: MeshAxes) -> MeshAxes:
     return entry if entry is None or isinstance(entry, str) else tuple(entry)
-
-
-def _lookup(table: Mapping[str, MeshAxes], name: str, what: str) -> MeshAxes:
-    if name not in table:
-        raise SettingError(
-            f"{what} names the logical axis {name!r}, for which there is no rule. "
-            f'Add ("{name}", None) to the rules to replicate it',
-            settings=("table",),
-        )
-    return table[name]
 
 
 def _check_table(field: str, table: Sequence[tuple[str, MeshAxes]]) -> None:

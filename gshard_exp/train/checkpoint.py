@@ -9,8 +9,9 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from gshard_exp.data.batches import BatchIterator
-from gshard_exp.errors import SettingError
-from gshard_exp.train.state import TrainState, parameter_path
+from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.paths import parameter_path
+from gshard_exp.train.state import TrainState
 
 STATE = "state"
 DATA = "data"
@@ -31,11 +32,7 @@ class Checkpoints:
     wait: bool = False
 
     def __post_init__(self) -> None:
-        if self.every_steps < 1 or (self.keep is not None and self.keep < 1):
-            raise SettingError(
-                f"every_steps={self.every_steps} and keep={self.keep} have to be at least 1.",
-                settings=("every_steps", "keep"),
-            )
+        require_at_least(self, 1, "every_steps", "keep")
 
     def open(self, model_dir: str) -> "CheckpointFolder":
         """Open MODEL_DIR for reading and writing checkpoints."""
@@ -52,7 +49,7 @@ class CheckpointFolder:
     def __init__(self, model_dir: str, settings: Checkpoints) -> None:
         self._settings = settings
         self._manager = ocp.CheckpointManager(
-            epath.Path(model_dir).resolve(),
+            epath.Path(model_dir).expanduser().resolve(),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=settings.keep,
                 step_prefix="checkpoint",

@@ -2,23 +2,25 @@
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from gshard_exp import axes
 from gshard_exp.data.batches import RandomData, SeqioData
-from gshard_exp.errors import SettingError
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
 from gshard_exp.moe.layer import MoeLayer, check_groups
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
 from gshard_exp.train.optimizer import Adafactor, AdamW
 from gshard_exp.train.state import StatePlan, plan_state
+from gshard_exp.train.step import StepFunction, partitioned_train_step
 
 
 class Evaluator(Protocol):
@@ -56,6 +58,9 @@ class NonFinite:
     """
 
     max_skipped: int = 0
+
+    def __post_init__(self) -> None:
+        require_at_least(self, 0, "max_skipped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,14 +102,18 @@ class Experiment:
     nonfinite: NonFinite = NonFinite()
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "train_steps", "microbatches", "log_every_steps"):
-            if getattr(self, name) < 1:
-                raise SettingError(
-                    f"{name}={getattr(self, name)} has to be at least 1.", settings=(name,)
-                )
-        if sorted(self.lengths) != ["inputs", "targets"]:
+        require_at_least(self, 1, "batch_size", "train_steps", "microbatches", "log_every_steps")
+        if "://" in self.model_dir:
             raise SettingError(
-                f"lengths={dict(self.lengths)} has to name exactly 'inputs' and 'targets'.",
+                f"model_dir={self.model_dir!r} is no folder of this machine: runs write to local "
+                "(or mounted) folders only.",
+                settings=("model_dir",),
+            )
+        sides = sorted(self.lengths)
+        if sides != ["inputs", "targets"] or min(self.lengths.values()) < 1:
+            raise SettingError(
+                f"lengths={dict(self.lengths)} has to name exactly 'inputs' and 'targets', with at "
+                "least 1 token each.",
                 settings=("lengths",),
             )
         if self.batch_size % self.microbatches:
@@ -116,21 +125,35 @@ class Experiment:
             )
 
 
-def plan_experiment(experiment: Experiment) -> StatePlan:
-    """Build the mesh and work out the train state on it, before anything is compiled.
+def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
+    """Build the mesh, work out the train state on it and trace the step, compiling nothing.
 
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
     """
-    with blaming("mesh"):
+    with _blaming("mesh"):
         mesh = experiment.mesh.build()
     check_layout(experiment, mesh)
-    with blaming("rules"):
-        return plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+    with _blaming("rules"):
+        plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+        step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
+        # Tracing meets every constraint on an activation.
+        jax.eval_shape(step, plan.abstract, _abstract_batch(experiment))
+    return plan, step
+
+
+def _abstract_batch(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+    sides = {"encoder": "inputs", "decoder": "targets"}
+    return {
+        key: jax.ShapeDtypeStruct(
+            (experiment.batch_size, experiment.lengths[sides[key.split("_")[0]]]), jnp.int32
+        )
+        for key in BATCH_KEYS
+    }
 
 
 @contextlib.contextmanager
-def blaming(field: str) -> Iterator[None]:
+def _blaming(field: str) -> Iterator[None]:
     """Turn settings of an object below the experiment into paths from the experiment."""
     try:
         yield
@@ -174,7 +197,7 @@ def _check_batches(
     settings: tuple[str, ...],
 ) -> None:
     rows = batch_size // microbatches
-    row_parts = _partitions(experiment.rules, axes.BATCH, mesh)
+    row_parts = experiment.rules.partitions(axes.BATCH, mesh)
     if rows % row_parts:
         parts = f" in microbatches={microbatches}" if microbatches > 1 else ""
         raise SettingError(
@@ -190,7 +213,7 @@ def _check_batches(
                 batch=rows,
                 length=lengths[key],
                 microbatches=microbatches,
-                shards=_partitions(experiment.rules, axes.GROUP, mesh),
+                shards=experiment.rules.partitions(axes.GROUP, mesh),
                 what=stack,
                 settings=(f"model.module.{stack}.{field}.group_size", *settings),
             )
@@ -221,9 +244,3 @@ def moe_layers(model: Seq2SeqModel, stack: str) -> Iterator[tuple[str, MoeLayer]
     for index, block in enumerate(getattr(model.module, stack).pattern):
         if isinstance(block.ffn, MoeLayer):
             yield f"pattern[{index}].ffn", block.ffn
-
-
-def _partitions(rules: Rules, name: str, mesh: Mesh) -> int:
-    entry = dict(rules.table)[name]
-    names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
-    return math.prod(mesh.shape[axis] for axis in names)

@@ -9,22 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
 
-from gshard_exp import axes
 from gshard_exp.data.batches import BatchIterator, to_mesh
+from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
 from gshard_exp.train.experiment import (
     Evaluator,
     Experiment,
-    blaming,
     check_vocabularies,
     plan_experiment,
 )
 from gshard_exp.train.metrics import Console, Window, Writer, open_writers
 from gshard_exp.train.state import StatePlan, TrainState, model_info
-from gshard_exp.train.step import partitioned_train_step
+from gshard_exp.train.step import StepFunction
 
 Report = Callable[[str], None]
 
@@ -43,13 +41,14 @@ class _Run:
 
     experiment: Experiment
     plan: StatePlan
+    step_function: StepFunction
     batches: BatchIterator
     checkpoints: CheckpointFolder
     report: Report
 
     @property
     def folder(self) -> Path:
-        return Path(self.experiment.model_dir)
+        return Path(self.experiment.model_dir).expanduser()
 
 
 def train(
@@ -70,21 +69,38 @@ def train(
         NonFiniteLossError: the last good checkpoint is intact.
         Interrupted: SIGINT or SIGTERM came; a checkpoint of the current step was written.
     """
-    plan = plan_experiment(experiment)
+    if jax.process_count() > 1:
+        raise SettingError(f"{jax.process_count()} processes: a run is one process for now.")
+    plan, step_function = plan_experiment(experiment)
     check_vocabularies(experiment)
     batches = experiment.data.train_batches(
         batch_size=experiment.batch_size, lengths=experiment.lengths
     )
-    run = _Run(experiment, plan, batches, experiment.checkpoints.open(experiment.model_dir), report)
+    checkpoints = experiment.checkpoints.open(experiment.model_dir)
+    run = _Run(experiment, plan, step_function, batches, checkpoints, report)
     try:
         state, start = _start(run)
         # Only now: what a folder says about its run stays if the new settings do not fit it.
-        for name, text in {"model-info.txt": model_info(plan), **(files or {})}.items():
-            (run.folder / name).write_text(text, encoding="utf-8")
-        with blaming("rules"):  # what a constraint inside the traced step may complain of
-            return _steps(run, state, start)
+        _write_files(run, start, {"model-info.txt": model_info(plan), **(files or {})})
+        return _steps(run, state, start)
     finally:
         run.checkpoints.close()
+
+
+def _write_files(run: _Run, start: int, files: Mapping[str, str]) -> None:
+    """Write files about the run; one that says otherwise about the steps so far is kept."""
+    for name, text in files.items():
+        path = run.folder / name
+        before = path.read_text(encoding="utf-8") if path.exists() else text
+        if start and _without_comments(before) != _without_comments(text):
+            kept = path.with_name(f"{path.stem}_until_{start}{path.suffix}")
+            path.replace(kept)
+            run.report(f"settings differ from those of the steps so far, which are in {kept}")
+        path.write_text(text, encoding="utf-8")
+
+
+def _without_comments(text: str) -> list[str]:
+    return [line.split("  # ")[0] for line in text.splitlines()]
 
 
 def _start(run: _Run) -> tuple[TrainState, int]:
@@ -98,47 +114,42 @@ def _start(run: _Run) -> tuple[TrainState, int]:
 
 def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
     experiment, last = run.experiment, run.experiment.train_steps
+    evaluations = _Evaluations(run, start)
+    # Also those that a killed run did not come to after its last checkpoint.
+    evaluations.run(start, state.params)
     if start >= last:
         run.report(f"step {start} of {last}: the run is complete")
-        for report in sorted(run.folder.glob(f"training_eval/*/report_{start}.txt")):
-            run.report(report.read_text(encoding="utf-8").rstrip())
         return state
-    step_function = partitioned_train_step(run.plan, experiment.rules, experiment.microbatches)
-    batch_sharding = _batch_sharding(run)
     console = Console(run.report, last)
     writers = open_writers(run.folder / "train", start_step=start, console=console)
-    evaluations = _Evaluations(run, start)
-    if start == 0:
-        evaluations.run(0, state.params)
     window = Window(experiment.model, experiment.optimizer.learning_rate)
     previous: dict | None = None
     with _stop_requested() as stop_requested:
         for step in range(start + 1, last + 1):
             began = time.perf_counter()
-            batch = to_mesh(next(run.batches), batch_sharding)
-            state, metrics = step_function(state, batch)
+            batch = to_mesh(next(run.batches), run.plan.mesh, experiment.rules)
+            state, metrics = run.step_function(state, batch)
             window.add(metrics)
             # Looking at the step before keeps the device busy while this one is computed.
             _check_finite(run, step - 1, previous)
             previous = metrics
             if step == start + 1:
                 jax.block_until_ready(metrics)
-                report_seconds = time.perf_counter() - began
-                run.report(f"first step, with its compilation: {report_seconds:.1f} s")
-                window.pause(report_seconds, steps=1)
+                seconds = time.perf_counter() - began
+                run.report(f"first step, with its compilation: {seconds:.1f} s")
+                window.pause(seconds, steps=1)
             if step % experiment.log_every_steps == 0 or step == last:
-                _write(writers, step, window.close(step))
+                _write(writers, step, window.close())
             stopping = stop_requested()
             if stopping or evaluations.due(step) or run.checkpoints.due(step, last):
                 began = time.perf_counter()
                 _check_finite(run, step, metrics)
-                # Evaluations first: what a checkpoint's run has reported is never repeated.
-                evaluations.run(step, state.params)
                 if stopping or run.checkpoints.due(step, last):
                     run.checkpoints.save(step, state, run.batches)
+                if stopping and step < last:
+                    raise Interrupted(f"stopped at step {step}; the same command goes on")
+                evaluations.run(step, state.params)
                 window.pause(time.perf_counter() - began)
-            if stopping and step < last:
-                raise Interrupted(f"stopped at step {step}; the same command goes on from there")
     return state
 
 
@@ -146,11 +157,14 @@ class _Evaluations:
     """Runs evaluators when they are due, and writes what they return."""
 
     def __init__(self, run: _Run, start_step: int) -> None:
-        self._run = run
-        self._writers = {
-            evaluator.name: open_writers(self._folder(evaluator), start_step=start_step)
-            for evaluator in run.experiment.evaluators
-        }
+        self._run, self._start_step = run, start_step
+        self._writers = {}
+        for evaluator in run.experiment.evaluators:
+            # The report is written last: without it the evaluation of that step runs again.
+            done = self._report(evaluator, start_step).exists()
+            self._writers[evaluator.name] = open_writers(
+                self._folder(evaluator), start_step=start_step if done else start_step - 1
+            )
 
     def due(self, step: int) -> list[Evaluator]:
         """Return the evaluators that a step asks for."""
@@ -161,10 +175,14 @@ class _Evaluations:
         return [e for e in experiment.evaluators if last or step % e.every_steps == 0]
 
     def run(self, step: int, params: Params) -> None:
-        """Run the evaluators that are due, in their order."""
+        """Run the evaluators that are due, in their order; those that have run speak again."""
         for evaluator in self.due(step):
-            began = time.perf_counter()
             folder = self._folder(evaluator)
+            report = self._report(evaluator, step)
+            if step and report.exists() and step <= self._start_step:
+                self._run.report(report.read_text(encoding="utf-8").rstrip())
+                continue
+            began = time.perf_counter()
             scalars, text = evaluator(
                 params,
                 model=self._run.experiment.model,
@@ -173,9 +191,12 @@ class _Evaluations:
                 folder=folder,
             )
             _write(self._writers[evaluator.name], step, scalars)
-            (folder / f"report_{step}.txt").write_text(text, encoding="utf-8")
+            report.write_text(text, encoding="utf-8")
             seconds = time.perf_counter() - began
             self._run.report(f"{text.rstrip()}\n({evaluator.name} at step {step}, {seconds:.1f} s)")
+
+    def _report(self, evaluator: Evaluator, step: int) -> Path:
+        return self._folder(evaluator) / f"report_{step}.txt"
 
     def _folder(self, evaluator: Evaluator) -> Path:
         return self._run.folder / "training_eval" / evaluator.name
@@ -191,13 +212,6 @@ def _check_finite(run: _Run, step: int, metrics: dict | None) -> None:
         f"{step} is not finite, {int(metrics['skipped'])} step(s) in a row; the run allows "
         f"{run.experiment.nonfinite.max_skipped}. {kept}. Try a lower learning rate, gradient "
         "clipping (max_grad_norm), or allow skipping (NonFinite.max_skipped)."
-    )
-
-
-def _batch_sharding(run: _Run) -> NamedSharding:
-    shape = (run.experiment.batch_size, min(run.experiment.lengths.values()))
-    return run.experiment.rules.sharding(
-        (axes.BATCH, axes.LENGTH), shape=shape, mesh=run.plan.mesh, what="the batch"
     )
 
 

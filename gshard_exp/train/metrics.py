@@ -1,4 +1,8 @@
-"""Metrics of a run: averaged over a window of steps, written through clu's interface."""
+"""Metrics of a run: averaged over a window of steps, written through clu's interface.
+
+clu writes TensorBoard files. It has no JSON lines and no line for a person that says the time left:
+`JsonLines` and `Console` are that, with the methods of clu's writers.
+"""
 
 import importlib.util
 import json
@@ -14,6 +18,7 @@ from gshard_exp.data.tensorflow_import import load_tensorflow
 from gshard_exp.model.seq2seq import Seq2SeqModel
 
 Scalars = Mapping[str, float]
+MANY_EXPERTS = 64  # a number for each up to here, deciles beyond
 
 
 class Writer(Protocol):
@@ -31,13 +36,15 @@ class Writer(Protocol):
 class JsonLines:
     """One JSON object a line: {"step": 100, "loss": 4.2, ...}.
 
-    Lines of steps after `start_step`, left by a run that was killed, are removed when opened: the
-    file says what the run that goes on has seen.
+    Lines that a killed run left behind its last checkpoint are removed when opened (all of them if
+    there is no checkpoint): the file says what the run that goes on has seen. A value that is not
+    finite is null.
     """
 
     def __init__(self, path: Path, start_step: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= start_step]
+        lines = _whole_lines(path) if start_step > 0 else []
+        kept = [line for line in lines if json.loads(line)["step"] <= start_step]
         temporary = path.with_suffix(".tmp")
         temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         temporary.replace(path)
@@ -45,7 +52,9 @@ class JsonLines:
 
     def write_scalars(self, step: int, scalars: Scalars) -> None:
         """Append a line."""
-        values = {name: float(value) for name, value in scalars.items()}
+        values = {
+            name: float(value) if np.isfinite(value) else None for name, value in scalars.items()
+        }
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"step": step} | values) + "\n")
 
@@ -106,14 +115,18 @@ class Window:
         """Take in a step's metrics, still on the device."""
         self._steps.append(metrics)
 
-    def close(self, step: int) -> dict[str, float]:
+    def close(self) -> dict[str, float]:
         """Average, name as t5x users know them, and start anew.
 
-        `loss` and what is `per token` are sums over the window's tokens divided by their number;
-        router health is the mean over steps, by layer.
+        Of the steps whose loss is finite: what is `per_all_target_tokens` and `accuracy` are sums
+        over the window's tokens divided by their number; `loss`, `grad_norm` and router health are
+        means over steps.
         """
         steps = jax.device_get(self._steps)
-        rates = self._rates(steps)
+        skipped = [s for s in steps if not s["finite"]]
+        # A window in which no step is finite has nothing better to show.
+        steps = [s for s in steps if s["finite"]] or steps
+        rates = self._rates(jax.device_get(self._steps))
         sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in steps])
         means = jax.tree.map(lambda *x: float(np.mean(x)), *[s["means"] for s in steps])
         router = jax.tree.map(lambda *x: np.mean(x, axis=0), *[s["router"] for s in steps])
@@ -125,8 +138,8 @@ class Window:
             "z_loss_per_all_target_tokens": sums["z_loss"] / tokens,
             **means,
             "grad_norm": float(np.mean([s["grad_norm"] for s in steps])),
-            "learning_rate": float(self._learning_rate(np.int32(step - 1))),
-            "skipped_steps": float(sum(not s["finite"] for s in steps)),
+            "learning_rate": float(self._learning_rate(np.int32(steps[-1]["updates"]))),
+            "skipped_steps": float(len(skipped)),
             **rates,
             **router_scalars(self._model, router),
         }
@@ -163,7 +176,8 @@ def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[s
     """Name router health by layer: `router/encoder/layer_1/fraction_dropped_first`.
 
     Layers count from 0 within their stack, dense ones included. Load per expert becomes
-    `.../expert_load/17`. Means over the sparse layers stand under t5x's plain names.
+    `.../expert_load/17`, or for more than MANY_EXPERTS of them deciles, `.../expert_load/p90`.
+    Means over the sparse layers stand under t5x's plain names.
     """
     scalars: dict[str, float] = {}
     by_metric: dict[str, list[float]] = {}
@@ -177,8 +191,11 @@ def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[s
                 if value.ndim == 0:
                     scalars[name] = float(value)
                     by_metric.setdefault(metric, []).append(float(value))
-                else:
+                elif len(value) <= MANY_EXPERTS:
                     scalars |= {f"{name}/{i}": float(v) for i, v in enumerate(value)}
+                else:
+                    deciles = np.percentile(value, range(0, 101, 10))
+                    scalars |= {f"{name}/p{10 * i}": float(v) for i, v in enumerate(deciles)}
     for metric in ("fraction_tokens_left_behind", "expert_usage", "router_confidence"):
         if metric in by_metric:
             scalars[metric] = float(np.mean(by_metric[metric]))

@@ -11,7 +11,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from gshard_exp import axes
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
+from gshard_exp.paths import path_keys
 from gshard_exp.sharding.rules import Names
 
 # optax.adafactor factors the second moment of arrays whose two largest dimensions reach this.
@@ -30,6 +31,10 @@ class SqrtDecay:
 
     learning_rate: float = 1.0
     constant_steps: int = 10_000
+
+    def __post_init__(self) -> None:
+        require_positive(self, "learning_rate")
+        require_at_least(self, 1, "constant_steps")
 
     def __call__(self, step: Int[Array, ""]) -> Float[Array, ""]:
         """Return the rate at a step (counted from 0)."""
@@ -50,6 +55,8 @@ class WarmupCosine:
     final: float = 0.0
 
     def __post_init__(self) -> None:
+        require_positive(self, "peak")
+        require_at_least(self, 0.0, "final")
         if not 0 <= self.warmup_steps < self.total_steps:
             raise SettingError(
                 f"warmup_steps={self.warmup_steps} does not fit in total_steps="
@@ -102,6 +109,9 @@ class Adafactor:
     clipping_threshold: float = 1.0
     max_grad_norm: float | None = None
 
+    def __post_init__(self) -> None:
+        require_positive(self, "decay_exponent", "clipping_threshold", "max_grad_norm")
+
     def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
         """Return the transformation, layer by layer for stacked parameters."""
         one = optax.adafactor(
@@ -130,6 +140,11 @@ class AdamW:
     weight_decay: float = 0.0
     max_grad_norm: float | None = None
 
+    def __post_init__(self) -> None:
+        require_within(self, 0.0, 1.0, "b1", "b2")
+        require_positive(self, "epsilon", "max_grad_norm")
+        require_at_least(self, 0.0, "weight_decay")
+
     def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
         """Return the transformation; it is elementwise, so that stacking does not matter."""
         del names
@@ -151,13 +166,12 @@ def state_names(opt_state: optax.OptState, names: Mapping[str, Names], params: M
         A tree like `opt_state` whose leaves are tuples of logical axes or None, one for each
         dimension.
     """
-    is_names = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
-    flat_names = jax.tree_util.tree_leaves_with_path(names, is_leaf=is_names)
-    by_path = {_keys(path): leaf for path, leaf in flat_names}
-    shapes = {_keys(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
+    flat_names = jax.tree_util.tree_leaves_with_path(names, is_leaf=_is_names)
+    by_path = {path_keys(path): leaf for path, leaf in flat_names}
+    shapes = {path_keys(p): leaf.shape for p, leaf in jax.tree_util.tree_leaves_with_path(params)}
 
     def name_leaf(path, leaf) -> tuple[str | None, ...]:
-        keys = _keys(path)
+        keys = path_keys(path)
         for start in range(len(keys)):
             owner = keys[start:]
             if owner in by_path:
@@ -183,11 +197,8 @@ def _moment_names(kind, shape, names, param_shape) -> tuple[str | None, ...]:
     return names[:dropped] + names[dropped + 1 :]
 
 
-def _keys(path) -> tuple[str, ...]:
-    return tuple(
-        str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", ""))))
-        for entry in path
-    )
+def _is_names(leaf: object) -> bool:
+    return isinstance(leaf, tuple)
 
 
 def _clipped(
@@ -208,10 +219,9 @@ def _layer_by_layer(
     """
 
     def label(path, leaf) -> str:
-        return _keys(path)[0] if leaf and leaf[0] == axes.LAYERS else "unstacked"
+        return path_keys(path)[0] if leaf and leaf[0] == axes.LAYERS else "unstacked"
 
-    is_names = lambda leaf: isinstance(leaf, tuple)  # noqa: E731
-    labels = jax.tree_util.tree_map_with_path(label, names, is_leaf=is_names)
+    labels = jax.tree_util.tree_map_with_path(label, names, is_leaf=_is_names)
     vmapped = optax.GradientTransformation(
         jax.vmap(inner.init),
         lambda updates, state, params=None: jax.vmap(inner.update)(updates, state, params),

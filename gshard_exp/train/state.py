@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
 from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.paths import parameter_path
 from gshard_exp.sharding.rules import Names, Rules, shard_shape
 from gshard_exp.train.optimizer import Optimizer, state_names
 
@@ -20,7 +21,8 @@ class TrainState(flax.struct.PyTreeNode):
     """Everything that a step reads and writes.
 
     Attributes:
-        step: int32 scalar, steps taken.
+        step: int32 scalar, batches seen.
+        updates: int32 scalar, steps that changed the parameters: all but the skipped ones.
         params: nested dict of float32 arrays.
         opt_state: optax state.
         rng: uint32[2], key data of the run; each step folds its number into it.
@@ -28,6 +30,7 @@ class TrainState(flax.struct.PyTreeNode):
     """
 
     step: Int[Array, ""]
+    updates: Int[Array, ""]
     params: Params
     opt_state: optax.OptState
     rng: UInt32[Array, "2"]
@@ -75,7 +78,7 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
 
     def place(rules: Rules):
         def place_leaf(path, leaf, leaf_names):
-            what = f"{parameter_path(path)}"
+            what = parameter_path(path)
             return rules.sharding(leaf_names, shape=leaf.shape, mesh=mesh, what=what)
 
         return place_leaf
@@ -83,6 +86,7 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
     opt_names = state_names(shapes.opt_state, names, params)
     shardings = TrainState(
         step=replicated,
+        updates=replicated,
         params=jax.tree_util.tree_map_with_path(place(rules), shapes.params, names),
         opt_state=jax.tree_util.tree_map_with_path(
             place(optimizer_rules), shapes.opt_state, opt_names
@@ -141,16 +145,12 @@ def model_info(plan: StatePlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def parameter_path(path) -> str:
-    """Write a tree path as `encoder/layers/blocks_0/ffn/wi`."""
-    return "/".join(str(getattr(e, "key", getattr(e, "name", getattr(e, "idx", "")))) for e in path)
-
-
 def _init(model: Seq2SeqModel, tx: optax.GradientTransformation, key) -> TrainState:
     init_key, run_key = jax.random.split(key)
     params, _ = model.init(init_key)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
+        updates=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=tx.init(params),
         rng=jax.random.key_data(run_key),

@@ -48,7 +48,7 @@ def train_step(
 
     Returns:
         The next state, and metrics: sums over target tokens, means, router health by layer, and
-        `grad_norm`, `loss`, `finite`.
+        `grad_norm`, `loss`, `finite`, `skipped` in a row, and `updates` before this step.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
     rows = jnp.arange(batch["decoder_target_tokens"].shape[0])
@@ -70,6 +70,7 @@ def train_step(
     keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
     next_state = state.replace(
         step=state.step + 1,
+        updates=state.updates + finite,
         params=keep(params, state.params),
         opt_state=keep(opt_state, state.opt_state),
         skipped=jnp.where(finite, 0, state.skipped + 1),
@@ -79,6 +80,7 @@ def train_step(
         "loss": loss_value,
         "grad_norm": grad_norm,
         "finite": finite,
+        "updates": state.updates,
         "skipped": next_state.skipped,
     }
 
