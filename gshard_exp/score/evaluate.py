@@ -126,7 +126,7 @@ def _score(params: Params, batch, *, model: Seq2SeqModel, mesh: Mesh, rules: Rul
 
 def _table(languages: Sequence[str], scalars: Mapping[str, float], first: Mapping) -> str:
     """Lay the averages out for a person, beside those of the first evaluation."""
-    lines = [f"{'':<22}{'cross entropy':>14}{'of the first':>14}{'accuracy':>10}"]
+    lines = [f"{'':<22}{'cross entropy':>14}{'of step 0':>14}{'accuracy':>10}"]
     rows = [("all tokens", "")]
     rows += [(f"{g} resource languages", f"/{g}") for g in GROUPS] + [("all languages", "/macro")]
     for label, suffix in rows:
