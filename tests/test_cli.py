@@ -238,6 +238,21 @@ def test_the_shipped_files_are_found_from_any_folder(command, tmp_path, monkeypa
     assert command("--dry_run")[0] == 0
 
 
+def test_a_fresh_process_simulates_the_devices_of_its_mesh_and_gets_the_same_loss(tmp_path):
+    def losses(name, *flags):
+        small = [f"--gin.{binding}" for binding in tiny_run.SMALL]
+        folder = tmp_path / name
+        line = [sys.executable, "-m", "gshard_exp", "train", f"--gin_file={tiny_run.TINY}"]
+        line += [f"--gin.MODEL_DIR={folder}", "--gin.TRAIN_STEPS=2", *small, *flags]
+        done = subprocess.run(line, capture_output=True, text=True, cwd=tiny_run.GIN.parent.parent)
+        assert done.returncode == 0, done.stderr
+        return [record["loss"] for record in tiny_run.records_of(folder / "train")]
+
+    mesh = ("DATA_PARTITIONS", "NUM_EXPERT_PARTITIONS", "NUM_MODEL_PARTITIONS")
+    on_eight = losses("eight", *[f"--gin.{axis}=2" for axis in mesh])
+    assert on_eight == pytest.approx(losses("one"), rel=1e-5)
+
+
 def test_help_of_the_module_is_quick_and_lists_the_verbs():
     began = time.perf_counter()
     done = subprocess.run(

@@ -83,6 +83,9 @@ class MeshSpec:
         sizes = (self.data, self.expert, self.model)
         if FILL not in sizes:
             _simulate_cpu_devices(math.prod(sizes))
+        # Not before the line above: the question starts JAX.
+        if jax.process_count() > 1:
+            raise SettingError(f"{jax.process_count()} processes: a run is one process for now.")
         return jax.devices()
 
     def _filled(self, num_devices: int) -> tuple[int, int, int]:

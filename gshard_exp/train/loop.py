@@ -11,7 +11,6 @@ from typing import Any
 import jax
 
 from gshard_exp.data.batches import BatchIterator, to_mesh
-from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
 from gshard_exp.train.experiment import (
@@ -69,8 +68,6 @@ def train(
         NonFiniteLossError: the last good checkpoint is intact.
         Interrupted: SIGINT or SIGTERM came; a checkpoint of the current step was written.
     """
-    if jax.process_count() > 1:
-        raise SettingError(f"{jax.process_count()} processes: a run is one process for now.")
     plan, step_function = plan_experiment(experiment)
     check_vocabularies(experiment)
     batches = experiment.data.train_batches(
