@@ -249,7 +249,7 @@ def test_layers_of_a_stack_draw_numbers_of_their_own():
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"remat": "half"}, "remat='half' is no policy"), ({"repeats": (0, 1)}, "num_layers=0")],
+    [({"remat": "half"}, "remat='half' is not known"), ({"repeats": (0, 1)}, "num_layers=0")],
 )
 def test_a_stack_that_cannot_be_is_refused(changes, message):
     with pytest.raises(SettingError, match=message):
