@@ -286,6 +286,11 @@ def test_check_refuses_experts_that_do_not_divide_over_the_mesh(command):
     assert "size 2047 on 'expert', which the mesh splits into 2048" in out
 
 
+def test_check_takes_a_mesh_axis_that_is_whatever_is_there_for_1(command):
+    assert command("check", TINY, "--gin.DATA_PARTITIONS=-1", "--gin.BATCH_SIZE=3")[0] == 0
+    assert command("check", TINY, "--gin.DATA_PARTITIONS=2", "--gin.BATCH_SIZE=3")[0] == 2
+
+
 def test_check_does_not_choose_sizes(command):
     status, out, _ = command("check", tiny_run.GIN / "without_steps.gin")
     assert status == 2
@@ -413,6 +418,13 @@ def test_the_commands_of_the_readme_work(output):
     assert {shlex.split(line)[1] for line in commands} == {"show", "diff", "check", "components"}
     for line in commands:
         assert output(*shlex.split(line)[1:])
+
+
+def test_a_reader_that_stops_reading_gets_no_traceback():
+    command = f"{sys.executable} -m gshard_exp show --gin_file={SMALL} | head -n 1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=REPO)
+    assert done.stdout.startswith("model_dir = ")
+    assert done.stderr == ""
 
 
 def test_help_lists_the_verbs(capsys):

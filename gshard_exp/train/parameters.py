@@ -42,7 +42,8 @@ def parameters(model: Seq2SeqModel) -> list[Parameter]:
 
     Active are, of the experts of a layer, the `num_choices` that its gating sends a token to
     (whether or not a slot is left for it there), and all of everything else: the router scores
-    every expert, and embeddings count whole, as in the counts of dense models.
+    every expert, and embeddings count whole, as in the counts of dense models. A layer of one's own
+    that is no `MoeLayer` counts whole too.
 
     Args:
         model: network and losses.
