@@ -27,6 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"error: {error}", file=sys.stderr)
         return WRONG_SETTING
+    except BrokenPipeError:  # of `| head`; Python would complain again when it closes the output
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except KeyboardInterrupt:
         print("stopped; what was finished is kept, the same command goes on", file=sys.stderr)
         return STOPPED
@@ -81,6 +84,40 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
+def _show(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import reading, show
+
+    files = [reading.gin_file_of(name) for name in arguments.gin_file]
+    subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
+    _say(show.show(subject, arguments.params))
+    return 0
+
+
+def _diff(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import diff, reading
+
+    search_paths = _search_paths(arguments)
+    a, b = (reading.read_subject(name, bindings, search_paths) for name in arguments.experiment)
+    _say(diff.diff(a, b))
+    return 0
+
+
+def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import validate
+
+    names = arguments.experiment or validate.complete_experiments()
+    verdicts = [validate.validate(name, bindings, _search_paths(arguments)) for name in names]
+    _say(validate.summary(verdicts))
+    return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
+
+
+def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import components
+
+    _say(components.listing())
+    return 0
+
+
 def _translation_tasks(assembled: Any) -> Any:
     tasks = getattr(assembled.tree.data, "tasks", None)
     if tasks is None:
@@ -95,8 +132,12 @@ def _translation_tasks(assembled: Any) -> Any:
 def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Any:
     from gshard_exp.train.experiment import Experiment
 
-    search_paths = [path for path in arguments.gin_search_paths.split(",") if path]
-    return assemble(Experiment, arguments.gin_file or [QUICKSTART], bindings, search_paths)
+    files = arguments.gin_file or [QUICKSTART]
+    return assemble(Experiment, files, bindings, _search_paths(arguments))
+
+
+def _search_paths(arguments: argparse.Namespace) -> list[str]:
+    return [path for path in arguments.gin_search_paths.split(",") if path]
 
 
 class _explained:
@@ -136,7 +177,26 @@ def _parser() -> argparse.ArgumentParser:
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
     for verb in (corpus, tasks):
         _gin_file(verb, required=False, explanation=f"default: {QUICKSTART}")
+    _add_looking_verbs(verbs)
     return parser
+
+
+def _add_looking_verbs(verbs: Any) -> None:
+    """Add the verbs that look at experiments without a device."""
+    show = _verb(verbs, "show", _show, "print every setting and who set it")
+    _gin_file(show, required=True, explanation="the later wins")
+    show.add_argument("--params", action="store_true", help="add the table of parameters")
+    names = "a gin file, several joined by commas, or the folder of a run"
+    diff = _verb(verbs, "diff", _diff, "compare settings and sizes of two experiments")
+    diff.add_argument("experiment", nargs=2, metavar="EXPERIMENT", help=names)
+    check = _verb(verbs, "check", _check, "validate experiments without a device")
+    check.add_argument(
+        "experiment",
+        nargs="*",
+        metavar="EXPERIMENT",
+        help=f"{names}; default: all complete ones that are shipped",
+    )
+    _verb(verbs, "components", _components, "list what a gin file can assemble")
 
 
 def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

@@ -81,7 +81,15 @@ def assemble(
     Raises:
         ConfigError: any mistake in the files or flags.
     """
-    program = parse(root, gin_files, bindings, search_paths)
+    return build(root, parse(root, gin_files, bindings, search_paths))
+
+
+def build(root: type[T], program: Program) -> Assembled[T]:
+    """Build and validate what statements that are parsed already describe.
+
+    Raises:
+        ConfigError: any mistake in them.
+    """
     builder = _Builder(program)
     call = builder.build(root, (), provenance.DEFAULT, calls=True)
     usage.check(program, builder.consumed, builder.in_force, builder.macros_read)

@@ -39,6 +39,27 @@ def flatten(tree: Any) -> dict[str, Any]:
     return dict(_leaves(tree, ""))
 
 
+def settings(tree: Any) -> dict[str, Any]:
+    """Map paths to values as `flatten` does, and the path of each dataclass to its class.
+
+    Two classes with equal fields, such as two gating functions, differ in nothing else. The class
+    stands before the fields; that of the tree itself is left out.
+    """
+    return {path: value for path, value in _nodes(tree, "") if path}
+
+
+def _nodes(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    children = list(_children(value, path))
+    if signatures.is_dataclass_type(type(value)):
+        yield path, type(value)
+    elif isinstance(value, Bound):
+        yield path, value.func
+    elif not children:
+        yield path, value
+    for child_path, child in children:
+        yield from _nodes(child, child_path)
+
+
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     children = list(_children(value, path))
     if isinstance(value, Bound):

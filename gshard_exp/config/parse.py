@@ -112,7 +112,7 @@ def _read_file(
         )
     program.files.append(shown)
     symbols = Symbols(program.names)
-    for statement in _statements(path.read_text(encoding="utf-8"), shown):
+    for statement in _statements(_text(path, shown), shown):
         site = Site(shown, statement.location.line_num)
         if isinstance(statement, config_parser.ImportStatement):
             symbols.add_import(statement, site)
@@ -122,6 +122,17 @@ def _read_file(
             program.bindings.append(_binding(statement, site, symbols))
         else:  # the head of a block, whose bindings follow as statements of their own
             symbols.resolve(statement.selector, site)
+
+
+def _text(path: Path, shown: str) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"'{shown}' is no text: {error.reason} at byte {error.start}.",
+            rule="A gin file is text in UTF-8.",
+            at=[shown],
+        ) from error
 
 
 def _statements(text: str, file: str) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 from jax.experimental import mesh_utils
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError
@@ -78,6 +78,11 @@ class MeshSpec:
         else:
             grid = np.asarray(chosen).reshape(sizes)
         return Mesh(grid, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
+
+    def abstract(self) -> AbstractMesh:
+        """Return the sizes alone, for checks that need no devices; -1 counts as 1."""
+        sizes = (self.data, self.expert, self.model)
+        return AbstractMesh(tuple(1 if n == FILL else n for n in sizes), axes.MESH_AXES)
 
     def _local_devices(self) -> list[jax.Device]:
         sizes = (self.data, self.expert, self.model)

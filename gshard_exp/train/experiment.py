@@ -14,11 +14,12 @@ from gshard_exp import axes
 from gshard_exp.data.batches import RandomData, SeqioData
 from gshard_exp.errors import SettingError, require_at_least
 from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
-from gshard_exp.moe.layer import MoeLayer, check_groups
+from gshard_exp.moe.layer import check_groups
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
 from gshard_exp.train.optimizer import Adafactor, AdamW
+from gshard_exp.train.parameters import moe_layers, parameters
 from gshard_exp.train.state import StatePlan, plan_state
 from gshard_exp.train.step import StepFunction, partitioned_train_step
 
@@ -219,6 +220,22 @@ def _check_batches(
             )
 
 
+def check_without_devices(experiment: Experiment) -> None:
+    """Refuse what can be known to be wrong without the devices of the mesh, however many.
+
+    Batches, routing groups and parameters have to lie evenly on a mesh of the asked size. Left to
+    `plan_experiment`, which needs the devices: optimizer state and constraints on activations.
+
+    Raises:
+        SettingError: something does not fit; its settings are paths from the experiment.
+    """
+    mesh = experiment.mesh.abstract()
+    check_layout(experiment, mesh)
+    with _blaming("rules"):
+        for row in parameters(experiment.model):
+            experiment.rules.spec(row.names, shape=row.shape, mesh=mesh, what=row.path)
+
+
 def check_vocabularies(experiment: Experiment) -> None:
     """Refuse vocabularies with more pieces than the embeddings have rows.
 
@@ -237,10 +254,3 @@ def check_vocabularies(experiment: Experiment) -> None:
                 settings=(f"model.module.{embedding}.vocab_size",),
                 hint=f"Set it to at least {sizes[key]}.",
             )
-
-
-def moe_layers(model: Seq2SeqModel, stack: str) -> Iterator[tuple[str, MoeLayer]]:
-    """Yield the sparse layers of a stack's pattern with their path below the stack."""
-    for index, block in enumerate(getattr(model.module, stack).pattern):
-        if isinstance(block.ffn, MoeLayer):
-            yield f"pattern[{index}].ffn", block.ffn

@@ -103,15 +103,18 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
 
 
 def abstract_params(model: Seq2SeqModel) -> tuple[Params, Mapping[str, Names]]:
-    """Return shapes and logical names of a model's parameters; nothing is allocated."""
+    """Return shapes and logical names of a model's parameters; nothing is allocated.
+
+    The key is made within the trace, since one made outside would start a device.
+    """
     names: dict = {}
 
-    def init(key):
-        params, found = model.init(key)
+    def init():
+        params, found = model.init(jax.random.key(0))
         names.update(found)
         return params
 
-    return jax.eval_shape(init, jax.random.key(0)), names
+    return jax.eval_shape(init), names
 
 
 def num_params(params: Params) -> int:

@@ -1,0 +1,110 @@
+"""Lists what a gin file can assemble, read from the modules themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+
+from gshard_exp.config import check, signatures
+from gshard_exp.config.show import value_text
+
+_WIDTH = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of component and where its members lie.
+
+    Attributes:
+        title: heading.
+        modules: import paths.
+        method: what tells a member from other classes of these modules.
+    """
+
+    title: str
+    modules: tuple[str, ...]
+    method: str
+
+
+# A class is listed if it is public, a dataclass, defined in the module and has the method.
+KINDS = (
+    Kind("Gating functions", ("gshard_exp.moe.gating",), "capacity"),
+    Kind("Dispatch methods", ("gshard_exp.moe.dispatch",), "dispatch"),
+    Kind(
+        "Layers",
+        ("gshard_exp.moe.layer", "gshard_exp.model.layers", "gshard_exp.model.transformer"),
+        "__call__",
+    ),
+    Kind("Models", ("gshard_exp.model.seq2seq",), "loss"),
+    Kind("Optimizers", ("gshard_exp.train.optimizer",), "make"),
+    Kind("Learning-rate schedules", ("gshard_exp.train.optimizer",), "__call__"),
+    Kind("Training data", ("gshard_exp.data.batches",), "train_batches"),
+    Kind("Sources of a corpus", ("gshard_exp.data.sources", "gshard_exp.data.packages"), "pairs"),
+    Kind("Evaluators", ("gshard_exp.score.evaluate", "gshard_exp.score.greedy"), "__call__"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """A class that gin can build.
+
+    Attributes:
+        path: import path, `gshard_exp.moe.gating.Top2Gating`.
+        parameters: `name: type = default`, in order.
+        summary: first line of its docstring.
+    """
+
+    path: str
+    parameters: tuple[str, ...]
+    summary: str
+
+    def text(self) -> str:
+        """Write signature and summary; a long signature has one parameter a line."""
+        signature = f"{self.path}({', '.join(self.parameters)})"
+        if len(signature) > _WIDTH - 2:
+            signature = "\n    ".join([f"{self.path}(", *(f"{p}," for p in self.parameters)])
+            signature += "\n)"
+        summary = textwrap.fill(self.summary, _WIDTH - 6)
+        return textwrap.indent(f"{signature}\n{textwrap.indent(summary, '    ')}", "  ")
+
+
+def components(kind: Kind) -> list[Component]:
+    """List the members of a kind in the order in which their modules define them."""
+    return [_component(cls) for module in kind.modules for cls in _members(module, kind.method)]
+
+
+def listing() -> str:
+    """Write all components by kind."""
+    parts = []
+    for kind in KINDS:
+        members = "\n".join(component.text() for component in components(kind))
+        parts.append(f"{kind.title}\n{members}")
+    return "\n\n".join(parts)
+
+
+def _members(module: str, method: str) -> Iterator[type]:
+    for name, value in vars(importlib.import_module(module)).items():
+        if (
+            signatures.is_dataclass_type(value)
+            and value.__module__ == module
+            and not name.startswith("_")
+            and inspect.isfunction(getattr(value, method, None))
+        ):
+            yield value
+
+
+def _component(cls: type) -> Component:
+    hints = signatures.types(cls)
+    described = []
+    for name in signatures.parameters(cls):
+        if signatures.is_linens_own(cls, name):
+            continue
+        hint = f": {check.describe(hints[name])}" if name in hints else ""
+        default = signatures.default_of(cls, name)
+        value = "" if default is inspect.Parameter.empty else f" = {value_text(default)}"
+        described.append(f"{name}{hint}{value}")
+    summary = (inspect.getdoc(cls) or "").partition("\n")[0]
+    return Component(f"{cls.__module__}.{cls.__qualname__}", tuple(described), summary)
