@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import resource
 import shlex
 import subprocess
 import sys
@@ -393,8 +392,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("argv", VERBS.values(), ids=VERBS)
-def test_it_takes_seconds_and_loads_no_data_package_and_no_device(argv):
-    """Processor time is what is measured: other work on the machine does not count."""
+def test_it_loads_no_data_package_and_starts_no_device(argv):
     code = f"""
 import sys
 from gshard_exp.cli import main
@@ -404,11 +402,8 @@ assert not loaded, loaded
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a device was started"
 """
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stderr
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 5
 
 
 def test_the_commands_of_the_readme_work(output):
