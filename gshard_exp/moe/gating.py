@@ -99,7 +99,8 @@ class Top2Gating:
         rejected_choice: "queues" uses up a position, as line (22) does; "steps_aside" uses none,
             and those behind move up.
         second_queue: second choices queue behind the first choices that were "attempted" (lines 11
-            and 18), or behind those "kept", which differ where first choices overflow.
+            and 18), or behind those "kept". Changes the positions of choices that overflow and
+            nothing else: where first choices overflow, no second one finds a slot either way.
         normalize: divide the gates by their sum over both choices "before_drops" (lines 6 and 16);
             "after_drops", over the choices kept, so that one that is left has weight 1; or "never".
         aux_counts: c_e in line (13) counts the "first" choices, or "all": both of every token,
