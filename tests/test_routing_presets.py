@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from gshard_exp.config import assemble, find_gin_files, shipped_root
+from gshard_exp.config import assemble, find_gin_files, operative_config, shipped_root
 from gshard_exp.train.experiment import Experiment
 
 # Gates of one group, all of whose first choices are expert 0.
@@ -162,7 +162,7 @@ CAPACITIES = {
 
 
 @functools.cache
-def model(preset):
+def assembled(preset):
     files = ("models/tiny", f"moe/{preset}", "sharding/expert_parallel", "tasks/random")
     flags = (
         "MODEL_DIR='unused'",
@@ -171,7 +171,11 @@ def model(preset):
         "TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}",
     )
     names = [f"gin/{file}.gin" for file in (*files, "runs/pretrain")]
-    return assemble(Experiment, names, flags).tree.model
+    return assemble(Experiment, names, flags)
+
+
+def model(preset):
+    return assembled(preset).tree.model
 
 
 def layer(preset, place):
@@ -210,6 +214,13 @@ def test_capacities_by_hand(preset, place):
 def test_losses_have_the_weights_of_the_source(preset):
     assert model(preset).aux_loss_factor == 0.01
     assert model(preset).router_z_loss_factor == (1e-3 if preset == "st_moe" else 0.0)
+
+
+@pytest.mark.parametrize("preset", EXAMPLES)
+def test_the_settings_in_force_make_the_same_experiment_again(preset, tmp_path):
+    file = tmp_path / "config.gin"
+    file.write_text(operative_config(assembled(preset)))
+    assert assemble(Experiment, [str(file)], []).tree == assembled(preset).tree
 
 
 def test_every_preset_has_an_example_and_names_its_source():

@@ -107,8 +107,8 @@ class Top2Gating:
             rejected or not. Overflow is counted in either case. At an even load "all" makes the
             loss twice as large.
         order: tokens queue by "position", or by "gate": largest first gate first, for both
-            choices (batch-prioritised). By gate, a token's slot depends on all tokens behind it:
-            a causal decoder should not do that.
+            choices (batch-prioritised). By gate, first choices too depend on the tokens behind
+            them (second ones always do), which a causal decoder should not allow.
         min_capacity: the fewest slots an expert has per group, however small S/E is.
         capacity_rounding: see `slots_per_expert`.
     """
