@@ -75,33 +75,65 @@ def auxiliary(count, mean, num_tokens):
     return sum(c / num_tokens * m for c, m in zip(count, mean, strict=True)) / len(count)  # (13)
 
 
-def top2(logits, valid, capacity, uniform=None):
+def by_first_gate(out, group, tokens):
+    return sorted(tokens, key=lambda s: -max(out.probs[group, s]))  # equals stay in token order
+
+
+def top2(
+    logits,
+    valid,
+    capacity,
+    uniform=None,
+    *,
+    second_choice="random",
+    second_threshold=0.5,
+    rejected_choice="queues",
+    second_queue="attempted",
+    normalize="before_drops",
+    aux_counts="first",
+    order="position",
+):
     G, S, E = logits.shape
     out = empty(G, S, E, 2)
     for g in range(G):
         count = [0] * E  # (1)
         tokens, mean = group_gates(out, g, logits[g], valid[g])
-        for s in tokens:  # (4)
+        turns = by_first_gate(out, g, tokens) if order == "gate" else tokens
+        for s in turns:  # (4)
             gates = out.probs[g, s]
             e1 = best(gates)
             e2 = best(gates, but=e1)
             g1, g2 = gates[e1], 0.0 if e2 is None else gates[e2]  # (5)
+            if normalize == "before_drops":
+                g1 = g1 / (g1 + g2)  # (6)
             out.expert[g, s, 0] = e1
-            place(out, (g, s, 0), e1, g1 / (g1 + g2), count[e1], capacity)  # (6)-(10)
+            place(out, (g, s, 0), e1, g1, count[e1], capacity)  # (7)-(10)
             count[e1] += 1  # (11)
-        out.aux_loss[g] = auxiliary(count, mean, len(tokens))
-        for s in tokens:  # (14)
+        counted = list(count)
+        if second_queue == "kept":
+            count = [min(c, capacity) for c in count]
+        for s in turns:  # (14)
             gates = out.probs[g, s]
             e1 = best(gates)
             e2 = best(gates, but=e1)
             if e2 is None:
                 continue
-            g2 = gates[e2] / (gates[e1] + gates[e2])  # (15), (16)
+            g2 = gates[e2]  # (15)
+            if normalize == "before_drops":
+                g2 = g2 / (gates[e1] + g2)  # (16)
             rnd = 0.0 if uniform is None else uniform[g, s]  # (17)
             out.expert[g, s, 1] = e2
-            if 2 * g2 > rnd:
+            taken = second_choice == "all" or g2 > second_threshold * rnd
+            if taken:
                 place(out, (g, s, 1), e2, g2, count[e2], capacity)  # (18)-(21)
-            count[e2] += 1  # (22)
+            if taken or rejected_choice == "queues":
+                count[e2] += 1  # (22)
+            if aux_counts == "all":
+                counted[e2] += 1
+        out.aux_loss[g] = auxiliary(counted, mean, len(tokens))  # of the counts before line (14)
+        if normalize == "after_drops":
+            for s in tokens:
+                out.weight[g, s] /= sum(out.weight[g, s]) or 1.0
     return out
 
 

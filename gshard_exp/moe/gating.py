@@ -8,15 +8,17 @@ Transformer (arXiv 2101.03961), section 2; ST-MoE (arXiv 2202.08906), equation 5
 """
 
 import dataclasses
-import math
-from fractions import Fraction
-from typing import ClassVar, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, require_one_of, require_positive
+from gshard_exp.moe.capacity import ROUNDINGS, Rounding, slots_per_expert
+from gshard_exp.moe.queues import by_gate, one_hot, queue, select
+
+ORDERS = ("position", "gate")
 
 
 class Routing(NamedTuple):
@@ -85,20 +87,63 @@ class Top2Gating:
     second choice: the first has weight 1. Among equal gates the lowest expert index wins, for both
     choices.
 
+    The attributes are where public code departs from Algorithm 1, which is their defaults. The
+    presets of `gin/moe/` say who does what.
+
     Attributes:
+        second_choice: "random" tosses the coin of line (20); "all" never rejects a second choice,
+            not even one whose gate is 0.
+        second_threshold: the coin keeps a second choice with probability g2 / threshold, surely
+            from the threshold on. 0.5 is the paper's 2 * g2 > rnd. g2 is normalised as `normalize`
+            says: if not before the drops, the coin sees the gate itself.
+        rejected_choice: "queues" uses up a position, as line (22) does; "steps_aside" uses none,
+            and those behind move up.
+        second_queue: second choices queue behind the first choices that were "attempted" (lines 11
+            and 18), or behind those "kept". Changes the positions of choices that overflow and
+            nothing else: where first choices overflow, no second one finds a slot either way.
+        normalize: divide the gates by their sum over both choices "before_drops" (lines 6 and 16);
+            "after_drops", over the choices kept, so that one that is left has weight 1; or "never".
+        aux_counts: c_e in line (13) counts the "first" choices, or "all": both of every token,
+            rejected or not. Overflow is counted in either case. At an even load "all" makes the
+            loss twice as large.
+        order: tokens queue by "position", or by "gate": largest first gate first, for both
+            choices (batch-prioritised). By gate, first choices too depend on the tokens behind
+            them (second ones always do), which a causal decoder should not allow.
         min_capacity: the fewest slots an expert has per group, however small S/E is.
+        capacity_rounding: see `slots_per_expert`.
     """
 
     num_choices: ClassVar[int] = 2
+    second_choice: Literal["random", "all"] = "random"
+    second_threshold: float = 0.5
+    rejected_choice: Literal["queues", "steps_aside"] = "queues"
+    second_queue: Literal["attempted", "kept"] = "attempted"
+    normalize: Literal["before_drops", "after_drops", "never"] = "before_drops"
+    aux_counts: Literal["first", "all"] = "first"
+    order: Literal["position", "gate"] = "position"
     min_capacity: int = 1
+    capacity_rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        _check_min_capacity(self.min_capacity)
+        """Refuse names and numbers without meaning."""
+        require_one_of(self, ("random", "all"), "second_choice")
+        require_positive(self, "second_threshold")
+        require_one_of(self, ("queues", "steps_aside"), "rejected_choice")
+        require_one_of(self, ("attempted", "kept"), "second_queue")
+        require_one_of(self, ("before_drops", "after_drops", "never"), "normalize")
+        require_one_of(self, ("first", "all"), "aux_counts")
+        require_one_of(self, ORDERS, "order")
+        _check_capacity(self)
 
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = 2S/E * factor, see `slots_per_expert`. The paper's C has factor 1."""
         return slots_per_expert(
-            self.num_choices, group_size, num_experts, factor, self.min_capacity
+            self.num_choices,
+            group_size,
+            num_experts,
+            factor,
+            self.min_capacity,
+            self.capacity_rounding,
         )
 
     def __call__(
@@ -132,28 +177,44 @@ class Top2Gating:
         chosen1_GSE &= valid[..., None]
         chosen2_GSE = one_hot(expert2_GS, num_experts) & has_second_GS[..., None]
 
-        gate1_GS = select(chosen1_GSE, probs_GSE)
-        gate2_GS = select(chosen2_GSE, probs_GSE)
-        total_GS = jnp.where(valid, gate1_GS + gate2_GS, 1.0)
-        weight1_GS, weight2_GS = gate1_GS / total_GS, gate2_GS / total_GS
+        gate_GSK = jnp.stack([select(chosen1_GSE, probs_GSE), select(chosen2_GSE, probs_GSE)], -1)
+        order_GS = by_gate(gate_GSK[..., 0]) if self.order == "gate" else None
+        if self.normalize == "before_drops":
+            gate_GSK = _normalized(gate_GSK)  # (6), (16)
 
-        # (7)-(11), then (18)-(22). The second queue starts at the number of first choices made, not
-        # at the number that found a slot.
-        slot1_GS, count1_GE = queue(chosen1_GSE, jnp.zeros_like(chosen1_GSE[:, 0], jnp.int32))
-        slot2_GS, _ = queue(chosen2_GSE, count1_GE)
-        rnd_GS = jnp.zeros_like(weight2_GS) if uniform is None else uniform
-        attempted_GSK = jnp.stack([valid, has_second_GS & (2 * weight2_GS > rnd_GS)], axis=-1)
+        # (7)-(11). The queue grows by choices that find no slot too.
+        nobody_GE = jnp.zeros_like(chosen1_GSE[:, 0], jnp.int32)
+        slot1_GS, count1_GE = queue(chosen1_GSE, nobody_GE, order_GS)
+
+        # (17) and the coin of (20): 2 * g2 > rnd, with the threshold 1/2.
+        takes_second_GS = has_second_GS
+        if self.second_choice == "random":
+            rnd_GS = jnp.zeros_like(gate_GSK[..., 1]) if uniform is None else uniform
+            takes_second_GS = has_second_GS & (gate_GSK[..., 1] > self.second_threshold * rnd_GS)
+
+        # (18)-(22). The second queue starts at the number of first choices made, not at the number
+        # that found a slot, and a choice that the coin rejects stands in it.
+        ahead_GE = count1_GE if self.second_queue == "attempted" else count1_GE.clip(max=capacity)
+        queues_GS = has_second_GS if self.rejected_choice == "queues" else takes_second_GS
+        slot2_GS, _ = queue(chosen2_GSE & queues_GS[..., None], ahead_GE, order_GS)
+
+        attempted_GSK = jnp.stack([valid, takes_second_GS], axis=-1)
         slot_GSK = jnp.stack([slot1_GS, slot2_GS], axis=-1)
         kept_GSK = attempted_GSK & (slot_GSK < capacity)
-        weight_GSK = jnp.stack([weight1_GS, weight2_GS], axis=-1)
+        weight_GSK = jnp.where(kept_GSK, gate_GSK, 0.0)
+        if self.normalize == "after_drops":
+            weight_GSK = _normalized(weight_GSK)
+        counted_GE = count1_GE
+        if self.aux_counts == "all":
+            counted_GE += jnp.sum(chosen2_GSE, axis=1, dtype=jnp.int32)
         return Routing(
             expert=jnp.stack([expert1_GS, expert2_GS], axis=-1),
             slot=slot_GSK,
             kept=kept_GSK,
-            weight=jnp.where(kept_GSK, weight_GSK, 0.0),
+            weight=weight_GSK,
             probs=probs_GSE,
             attempted=attempted_GSK,
-            aux_loss=load_balancing_loss(probs_GSE, count1_GE, valid),  # (13)
+            aux_loss=load_balancing_loss(probs_GSE, counted_GE, valid),  # (13)
         )
 
 
@@ -170,19 +231,30 @@ class Top1Gating:
     gates are treated as in `Top2Gating`.
 
     Attributes:
+        order: tokens queue by "position", or by "gate", see `Top2Gating`.
         min_capacity: the fewest slots an expert has per group, however small S/E is.
+        capacity_rounding: see `slots_per_expert`.
     """
 
     num_choices: ClassVar[int] = 1
+    order: Literal["position", "gate"] = "position"
     min_capacity: int = 1
+    capacity_rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        _check_min_capacity(self.min_capacity)
+        """Refuse names and numbers without meaning."""
+        require_one_of(self, ORDERS, "order")
+        _check_capacity(self)
 
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = S/E * factor, see `slots_per_expert`. Switch's equation 3."""
         return slots_per_expert(
-            self.num_choices, group_size, num_experts, factor, self.min_capacity
+            self.num_choices,
+            group_size,
+            num_experts,
+            factor,
+            self.min_capacity,
+            self.capacity_rounding,
         )
 
     def __call__(
@@ -207,62 +279,35 @@ class Top1Gating:
         probs_GSE = masked_softmax(logits, valid)
         expert_GS = jnp.argmax(probs_GSE, axis=-1)
         chosen_GSE = one_hot(expert_GS, logits.shape[-1]) & valid[..., None]
-        slot_GS, count_GE = queue(chosen_GSE, jnp.zeros_like(chosen_GSE[:, 0], jnp.int32))
+        gate_GS = select(chosen_GSE, probs_GSE)
+        nobody_GE = jnp.zeros_like(chosen_GSE[:, 0], jnp.int32)
+        order_GS = by_gate(gate_GS) if self.order == "gate" else None
+        slot_GS, count_GE = queue(chosen_GSE, nobody_GE, order_GS)
         kept_GS = valid & (slot_GS < capacity)
         return Routing(
             expert=expert_GS[..., None],
             slot=slot_GS[..., None],
             kept=kept_GS[..., None],
-            weight=jnp.where(kept_GS, select(chosen_GSE, probs_GSE), 0.0)[..., None],
+            weight=jnp.where(kept_GS, gate_GS, 0.0)[..., None],
             probs=probs_GSE,
             attempted=valid[..., None],
             aux_loss=load_balancing_loss(probs_GSE, count_GE, valid),
         )
 
 
-def _check_min_capacity(min_capacity: int) -> None:
-    if min_capacity < 1:
+def _check_capacity(gating: Top1Gating | Top2Gating) -> None:
+    require_one_of(gating, ROUNDINGS, "capacity_rounding")
+    if gating.min_capacity < 1:
         raise SettingError(
-            f"min_capacity={min_capacity}: an expert needs at least 1 slot per group.",
+            f"min_capacity={gating.min_capacity}: an expert needs at least 1 slot per group.",
             settings=("min_capacity",),
         )
 
 
-def slots_per_expert(
-    num_choices: int, group_size: int, num_experts: int, factor: float, minimum: int = 1
-) -> int:
-    """Return C, the slots one expert has for the tokens of one group.
-
-    C = ceil(K * S / E * factor), then at least `minimum` and at most S. A group's experts hold all
-    K * S choices at factor 1 when the load is even, hence the ceiling and not the floor; no expert
-    can be chosen twice by a token, hence S. The product is taken in exact arithmetic on the decimal
-    that was written: 1.1 * 100 / 10 is 11, where floats give 11.000000000000002 and so 12.
-
-    Source: the paper's C = 2S/E (section 2.2), always whole there. Departures: public code rounds
-    in many ways (down, to nearest, up, up to a multiple of 4) and raises a small C to 4.
-
-    Args:
-        num_choices: K.
-        group_size: S, padding included: C is a shape and cannot depend on the data.
-        num_experts: E.
-        factor: capacity factor, slots per choice at an even load.
-        minimum: the fewest slots, where S allows.
-
-    Raises:
-        SettingError: factor is not a positive finite number, or S or E is below 1.
-    """
-    if not (math.isfinite(factor) and factor > 0):
-        raise SettingError(
-            f"The expert capacity factor is {factor}; it must be a positive number.",
-            hint="1.0 is the capacity of the paper; 1.25 to 2.0 drop fewer tokens.",
-        )
-    if group_size < 1 or num_experts < 1:
-        raise SettingError(
-            f"There is no capacity for {num_experts} experts and groups of {group_size} tokens; "
-            "both numbers must be at least 1."
-        )
-    exact = Fraction(str(factor)) * num_choices * group_size / num_experts
-    return min(max(math.ceil(exact), minimum), group_size)
+def _normalized(gate: Float[Array, "G S K"]) -> Float[Array, "G S K"]:
+    """Divide by the sum over choices; a token without any stays 0, in its gradient as well."""
+    total_GS1 = jnp.sum(gate, axis=-1, keepdims=True)
+    return gate / jnp.where(total_GS1 > 0, total_GS1, 1.0)
 
 
 def router_z_loss(logits: Float[Array, "G S E"], valid: Bool[Array, "G S"]) -> Float[Array, " G"]:
@@ -288,38 +333,6 @@ def masked_softmax(
     return jnp.where(valid[..., None], jax.nn.softmax(logits_GSE, axis=-1), 0.0)
 
 
-def one_hot(index: Int[Array, "G S"], size: int) -> Bool[Array, "G S size"]:
-    """One-hot rows as booleans, four times smaller than float32 until a dtype is needed."""
-    return jax.nn.one_hot(index, size, dtype=jnp.bool_)
-
-
-def select(chosen: Bool[Array, "G S E"], values: Float[Array, "G S E"]) -> Float[Array, "G S"]:
-    """Return the chosen expert's value per token, 0 where nothing is chosen.
-
-    A masked sum, not a gather: its gradient is another mask, where a gather's would be a scatter.
-    """
-    return jnp.sum(jnp.where(chosen, values, jnp.zeros_like(values)), axis=-1)
-
-
-def queue(
-    chosen: Bool[Array, "G S E"], ahead: Int[Array, "G E"]
-) -> tuple[Int[Array, "G S"], Int[Array, "G E"]]:
-    """Queue the tokens of each group before their experts, in token order.
-
-    Args:
-        chosen: at most one expert per token.
-        ahead: how many already stand before each expert.
-
-    Returns:
-        The position of each token (0 where nothing is chosen), and the number standing before each
-        expert afterwards: c_e of Algorithm 1, whether or not there was a slot.
-    """
-    chosen_GSE = chosen.astype(jnp.int32)
-    through_GSE = jnp.cumsum(chosen_GSE, axis=1, dtype=jnp.int32)
-    position_GS = select(chosen, through_GSE - 1 + ahead[:, None, :])
-    return position_GS, ahead + through_GSE[:, -1]
-
-
 def load_balancing_loss(
     probs: Float[Array, "G S E"], count: Int[Array, "G E"], valid: Bool[Array, "G S"]
 ) -> Float[Array, " G"]:
@@ -331,7 +344,7 @@ def load_balancing_loss(
 
     Args:
         probs: gates, 0 on padding tokens.
-        count: first choices per expert, overflow included.
+        count: first choices per expert, overflow included; second ones too where asked for.
         valid: S is the number of valid tokens of the group; a group without has loss 0.
     """
     size_G = jnp.maximum(jnp.sum(valid, axis=1), 1).astype(jnp.float32)

@@ -9,7 +9,7 @@ from flax.linen import partitioning as nn_partitioning
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
-from gshard_exp.errors import SettingError, require_at_least, require_positive
+from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch
 from gshard_exp.moe.gating import Gating, Top2Gating, router_z_loss
 from gshard_exp.moe.health import router_health
@@ -47,6 +47,8 @@ class MoeLayer(nn.Module):
         dispatch: how tokens reach the experts' buffers and come back.
         train_capacity_factor: multiplies the paper's capacity 2S/E in training; 1 is the paper.
         eval_capacity_factor: the same when `deterministic`.
+        router_jitter: in training the router, and only the router, sees its input times U[1 - j,
+            1 + j), drawn per element. 0 is the paper. Source: Switch Transformer, with 1e-2.
     """
 
     num_experts: int
@@ -56,11 +58,13 @@ class MoeLayer(nn.Module):
     dispatch: Dispatch = EinsumDispatch()
     train_capacity_factor: float = 1.0
     eval_capacity_factor: float = 1.0
+    router_jitter: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse sizes and factors without meaning."""
         require_at_least(self, 1, "num_experts", "expert_mlp_dim", "group_size")
         require_positive(self, "train_capacity_factor", "eval_capacity_factor")
+        require_within(self, 0, 1, "router_jitter")
         super().__post_init__()
 
     @nn.compact
@@ -84,13 +88,14 @@ class MoeLayer(nn.Module):
         x_GSM = self._group(x_BLM)
         valid_GS = self._group(valid)
         x_GSM = constrain(x_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
-        logits_GSE = self._router(x_GSM)
-        factor = self.eval_capacity_factor if deterministic else self.train_capacity_factor
-        capacity = self.gating.capacity(self.group_size, self.num_experts, factor)
-        uniform_GS = None
+        uniform_GS = jitter_GSM = None
         if not deterministic:
             uniform_BL = row_uniform(self.make_rng("routing"), rows, (length,))
             uniform_GS = self._group(uniform_BL)
+            jitter_GSM = self._jitter(rows, length, width)
+        logits_GSE = self._router(x_GSM, jitter_GSM)
+        factor = self.eval_capacity_factor if deterministic else self.train_capacity_factor
+        capacity = self.gating.capacity(self.group_size, self.num_experts, factor)
         routing = self.gating(logits_GSE, valid_GS, capacity, uniform_GS)
         self._report(routing, logits_GSE, valid_GS, capacity)
 
@@ -113,7 +118,17 @@ class MoeLayer(nn.Module):
             flat = jnp.pad(flat, [(0, missing)] + [(0, 0)] * (flat.ndim - 1))
         return flat.reshape(groups, self.group_size, *x.shape[2:])
 
-    def _router(self, x_GSM: Float[Array, "G S M"]) -> Float[Array, "G S E"]:
+    def _jitter(
+        self, rows: Int[Array, " B"], length: int, width: int
+    ) -> Float[Array, "G S M"] | None:
+        if self.router_jitter == 0:
+            return None
+        uniform_BLM = row_uniform(self.make_rng("routing"), rows, (length, width))
+        return self._group(1 - self.router_jitter + 2 * self.router_jitter * uniform_BLM)
+
+    def _router(
+        self, x_GSM: Float[Array, "G S M"], jitter_GSM: Float[Array, "G S M"] | None
+    ) -> Float[Array, "G S E"]:
         router_ME = nn_partitioning.param_with_axes(
             "router",
             _router_init,
@@ -124,6 +139,8 @@ class MoeLayer(nn.Module):
         # By default a TPU would multiply in bfloat16, and some GPUs in TF32.
         highest = jax.lax.Precision.HIGHEST
         x_GSM = x_GSM.astype(jnp.float32)
+        if jitter_GSM is not None:
+            x_GSM *= jitter_GSM
         return jnp.einsum("GSM,ME->GSE", x_GSM, router_ME, precision=highest)
 
     def _experts(self, x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "E G C M"]:
