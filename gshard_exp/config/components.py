@@ -65,10 +65,15 @@ class Component:
         """Write signature and summary; a long signature has one parameter a line."""
         signature = f"{self.path}({', '.join(self.parameters)})"
         if len(signature) > _WIDTH - 2:
-            signature = "\n    ".join([f"{self.path}(", *(f"{p}," for p in self.parameters)])
-            signature += "\n)"
+            lines = [_wrapped(f"{parameter},") for parameter in self.parameters]
+            signature = "\n    ".join([f"{self.path}(", *lines]) + "\n)"
         summary = textwrap.fill(self.summary, _WIDTH - 6)
         return textwrap.indent(f"{signature}\n{textwrap.indent(summary, '    ')}", "  ")
+
+
+def _wrapped(parameter: str) -> str:
+    """Break a parameter that is too long for a line; what follows is indented further."""
+    return textwrap.fill(parameter, _WIDTH - 6, subsequent_indent=" " * 8, break_long_words=False)
 
 
 def components(kind: Kind) -> list[Component]:
