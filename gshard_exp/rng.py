@@ -9,8 +9,9 @@ device would have drawn.
 import math
 
 import jax
+import jax.extend.random
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key, UInt16
 
 
 def row_uniform(
@@ -38,6 +39,29 @@ def row_uniform(
 def row_dropout(
     x: Float[Array, "B ..."], rate: float, key: Key[Array, ""], rows: Int[Array, " B"]
 ) -> Float[Array, "B ..."]:
-    """Zero each element with probability `rate`; scale the others by 1 / (1 - rate)."""
-    keep = row_uniform(key, rows, x.shape[1:]) >= rate
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+    """Zero each element with probability `rate`; scale the others by 1 / (1 - rate).
+
+    The rate is rounded to a multiple of 2^-16. Four elements share one Threefry block of 64 bits;
+    `jax.random.uniform` spends a block on each, which costs a CPU a fifth of a small train step.
+
+    Args:
+        x: rows, in any float dtype.
+        rate: in [0, 1), a Python number.
+        key: one key for (seed, step, layer, use).
+        rows: index of each row in the global batch.
+    """
+    threshold = round(rate * 2**16)
+    if threshold == 0:
+        return x
+    row_shape = x.shape[1:]
+    bits = jax.vmap(lambda row: _bits16(jax.random.fold_in(key, row), math.prod(row_shape)))(rows)
+    keep = bits.reshape(x.shape) >= threshold
+    return jnp.where(keep, x / (1.0 - threshold / 2**16), jnp.zeros_like(x))
+
+
+def _bits16(key: Key[Array, ""], size: int) -> UInt16[Array, " size"]:
+    """Hash the counters 0, 1, ... with a key into random 16-bit numbers."""
+    words = 2 * math.ceil(size / 4)
+    counters = jnp.arange(words, dtype=jnp.uint32)
+    hashed = jax.extend.random.threefry_2x32(jax.random.key_data(key), counters)
+    return jax.lax.bitcast_convert_type(hashed, jnp.uint16).reshape(-1)[:size]

@@ -159,12 +159,14 @@ class MoeLayer(nn.Module):
             jnp.float32,
             axes=(axes.EXPERT, axes.EXPERT_MLP, axes.EMBED),
         )
-        h_EGCH = jnp.einsum("EGCM,EMH->EGCH", x_EGCM, wi_EMH.astype(x_EGCM.dtype))
-        h_EGCH = jax.nn.relu(h_EGCH)
-        h_EGCH = constrain(
-            h_EGCH, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_MLP
-        )
-        return jnp.einsum("EGCH,EHM->EGCM", h_EGCH, wo_EHM.astype(x_EGCM.dtype))
+        # One axis R for the slots of all groups: one matrix product per expert. A TPU would pad a
+        # C of 1 or 2 to 8 sublanes, and CPUs multiply and transpose flat matrices faster.
+        num_experts, groups, capacity, width = x_EGCM.shape
+        x_ERM = x_EGCM.reshape(num_experts, groups * capacity, width)
+        h_ERH = jnp.einsum("ERM,EMH->ERH", x_ERM, wi_EMH.astype(x_ERM.dtype))
+        h_ERH = constrain(jax.nn.relu(h_ERH), axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
+        y_ERM = jnp.einsum("ERH,EHM->ERM", h_ERH, wo_EHM.astype(x_ERM.dtype))
+        return y_ERM.reshape(num_experts, groups, capacity, width)
 
     def _report(self, routing, logits_GSE, valid_GS, capacity: int) -> None:
         scale = self.num_experts**2
