@@ -20,9 +20,11 @@ from gshard_exp.train.flops import useful_flops
 GIN = "experiments/bench/nllb_size.gin"
 
 
-def measure(bindings: list[str], *, peer: bool, rounds: int, threads: int, sizes) -> dict:
+def measure(
+    file: str, bindings: list[str], *, peer: bool, rounds: int, threads: int, sizes
+) -> dict:
     """Time both steps in turn; return what is printed."""
-    experiment = assembled([GIN], bindings)
+    experiment = assembled([file], bindings)
     steps = {"ours": Step(experiment)}
     peak = matmul_peak(sizes=sizes)
     if peer:
@@ -89,6 +91,7 @@ def table(result: dict) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gin_file", default=GIN)
     parser.add_argument("--peer", choices=("nllb_moe", "none"), default="nllb_moe")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch")
@@ -97,6 +100,7 @@ def main() -> None:
     gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
     arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
     result = measure(
+        arguments.gin_file,
         [binding_from_flag(word) for word in gin],
         peer=arguments.peer != "none",
         rounds=arguments.rounds,

@@ -209,7 +209,8 @@ def parse(text: str) -> Module:
         ValueError: there is no entry computation in it.
     """
     computations: dict[str, tuple[Instruction, ...]] = {}
-    entry, name, lines = "", "", []
+    entry, name = "", ""
+    lines: list[Instruction] = []
     for line in text.splitlines():
         header = re.match(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? ?(?:->.*)?\{$", line)
         if header and " = " not in line:
