@@ -57,8 +57,8 @@ def test_a_step_is_measured_with_the_core_install_alone():
     found = json.loads(bench(*STEP, f"--gin_file={tiny_run.TINY}", "--json", core=True))
     assert found["tokens_per_step"] == 8 * (8 + 8)
     assert found["useful_flops"] == sum(found["useful_flops_by_part"].values())
-    # Experts compute slots, used or not, and a scatter adds no product: somewhat more than useful.
-    assert found["useful_flops"] < found["executed_flops"] < 2 * found["useful_flops"]
+    # At capacity factor 1 there are as many slots as choices, and a scatter adds no product.
+    assert 1 <= found["executed_flops"] / found["useful_flops"] < 1.05
     assert found["loops_counted_once"] == []
     assert found["memory"]["planned_bytes"] > found["memory"]["temporary_bytes"] > 0
     assert found["mfu"] > 0 and found["step"]["rounds"] == 2

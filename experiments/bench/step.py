@@ -33,10 +33,8 @@ def measure(files: list[str], bindings: list[str], *, rounds: int, sizes) -> dic
     peak = matmul_peak(dtype, sizes=sizes)
     timing = in_turn({"step": step}, rounds=rounds, warm_up=2)["step"]
     peak = max(peak, matmul_peak(dtype, sizes=sizes))
-    if device.platform == "cpu":
-        all_devices_peak = peak  # CPU devices are shares of one machine
-    else:
-        all_devices_peak = peak * devices
+    # CPU devices are shares of one machine.
+    all_devices_peak = peak if device.platform == "cpu" else peak * devices
     parts = useful_flops(
         experiment.model, batch_size=experiment.batch_size, lengths=experiment.lengths
     )
