@@ -54,7 +54,7 @@ def test_the_second_start_finds_its_step_compiled_and_computes_the_same(tmp_path
 def no_folder_of_jax():
     """JAX as a user finds it: no cache; put back afterwards."""
     names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: jax.config.read(name) for name in names}
+    before = {name: getattr(jax.config, name) for name in names}
     jax.config.update("jax_compilation_cache_dir", None)
     yield
     for name, value in before.items():
