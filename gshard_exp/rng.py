@@ -9,8 +9,8 @@ device would have drawn.
 import math
 
 import jax
-import jax.extend.random
 import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
 from jaxtyping import Array, Float, Int, Key, UInt16
 
 
@@ -53,15 +53,22 @@ def row_dropout(
     threshold = round(rate * 2**16)
     if threshold == 0:
         return x
-    row_shape = x.shape[1:]
-    bits = jax.vmap(lambda row: _bits16(jax.random.fold_in(key, row), math.prod(row_shape)))(rows)
+    bits = _row_bits16(key, rows, math.prod(x.shape[1:]))
     keep = bits.reshape(x.shape) >= threshold
     return jnp.where(keep, x / (1.0 - threshold / 2**16), jnp.zeros_like(x))
 
 
-def _bits16(key: Key[Array, ""], size: int) -> UInt16[Array, " size"]:
-    """Hash the counters 0, 1, ... with a key into random 16-bit numbers."""
-    words = 2 * math.ceil(size / 4)
-    counters = jnp.arange(words, dtype=jnp.uint32)
-    hashed = jax.extend.random.threefry_2x32(jax.random.key_data(key), counters)
-    return jax.lax.bitcast_convert_type(hashed, jnp.uint16).reshape(-1)[:size]
+def _row_bits16(key: Key[Array, ""], rows: Int[Array, " B"], size: int) -> UInt16[Array, "B size"]:
+    """Hash (row, 0), (row, 1), ... with a key; each hash gives four 16-bit numbers.
+
+    The primitive itself, not `threefry_2x32` with a key for each row: one elementwise operation
+    that a mesh splits by rows, where keys of rows would be one more hash each.
+    """
+    blocks = math.ceil(size / 4)
+    shape = (len(rows), blocks)
+    row_BX = jnp.broadcast_to(rows.astype(jnp.uint32)[:, None], shape)
+    block_BX = jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.uint32)[None, :], shape)
+    key_data = jax.random.key_data(key)
+    words = threefry2x32_p.bind(key_data[0], key_data[1], row_BX, block_BX)
+    bits = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint16)
+    return bits.reshape(len(rows), -1)[:, :size]
