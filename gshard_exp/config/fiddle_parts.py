@@ -1,0 +1,285 @@
+"""Parts of an experiment as fiddle configs, for the presets and for builders of one's own.
+
+What gin files say in `gin/models`, `gin/sharding`, `gin/tasks` and `gin/runs` is said here in
+Python; a test holds the two to the same trees. Sources of the settings stand in the gin files.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import fiddle as fdl
+from fiddle import selectors
+
+from gshard_exp import axes
+from gshard_exp.config.to_fiddle import of_gin
+from gshard_exp.data.batches import RandomData, SeqioData
+from gshard_exp.data.corpus import Corpus
+from gshard_exp.data.tasks import TranslationTasks
+from gshard_exp.data.vocabulary import SentencePieceVocabulary
+from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
+from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
+from gshard_exp.moe.dispatch import EinsumDispatch
+from gshard_exp.moe.gating import Top2Gating
+from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.score.evaluate import LossByLanguage
+from gshard_exp.score.greedy import GreedySamples
+from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.sharding.rules import Rules
+from gshard_exp.tasks import m4
+from gshard_exp.train.checkpoint import Checkpoints
+from gshard_exp.train.experiment import Experiment, NonFinite
+from gshard_exp.train.optimizer import Adafactor, SqrtDecay
+
+# The paper's layout, as gin/sharding/expert_parallel.gin; what is not named is replicated.
+_SPLIT: dict[str, str | tuple[str, ...]] = {
+    axes.MLP: axes.MODEL,
+    axes.HEADS: axes.MODEL,
+    axes.EXPERT: axes.EXPERT_AXIS,
+    axes.EXPERT_MLP: axes.MODEL,
+    axes.BATCH: (axes.DATA, axes.EXPERT_AXIS),
+    axes.ACTIVATION_MLP: axes.MODEL,
+    axes.ACTIVATION_HEADS: axes.MODEL,
+    axes.GROUP: (axes.DATA, axes.EXPERT_AXIS),
+    axes.EXPERT_GROUP: axes.DATA,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Sizes of a Transformer.
+
+    Attributes:
+        layers: of the encoder, and as many of the decoder.
+        width: M.
+        mlp: H, of dense layers and of each expert.
+        heads: number of heads.
+        head_dim: width of a head.
+        vocabularies: pieces of the source and the target vocabulary.
+    """
+
+    layers: int
+    width: int
+    mlp: int
+    heads: int
+    head_dim: int
+    vocabularies: tuple[int, int] = (64000, 32000)
+
+
+def dense_model(sizes: Sizes, *, remat: str = "none", dtype: str = "float32") -> fdl.Config:
+    """Return a dense `Seq2SeqModel`; as gin/models/transformer.gin."""
+    ffn = fdl.Config(FeedForward, mlp_dim=sizes.mlp)
+    encoder = _stack(sizes, [_encoder_block(sizes, ffn)], remat)
+    decoder = _stack(sizes, [_decoder_block(sizes, ffn)], remat)
+    return _model(sizes, encoder, decoder, dtype)
+
+
+def moe_model(
+    sizes: Sizes,
+    *,
+    experts: int,
+    group_size: int,
+    routing: str = "gshard",
+    dispatch: type = EinsumDispatch,
+    remat: str = "none",
+    dtype: str = "float32",
+) -> fdl.Config:
+    """Return the paper's sparse `Seq2SeqModel`; as gin/models/moe_transformer.gin.
+
+    Args:
+        sizes: of the Transformer; every other layer is sparse.
+        experts: E.
+        group_size: S, tokens in a routing group.
+        routing: name of a file in gin/moe, see `route`.
+        dispatch: class of the dispatch method.
+        remat: a key of `transformer.REMAT_POLICIES`.
+        dtype: of the activations.
+    """
+    dense = fdl.Config(FeedForward, mlp_dim=sizes.mlp)
+    sparse = fdl.Config(
+        MoeLayer,
+        num_experts=experts,
+        expert_mlp_dim=sizes.mlp,
+        group_size=group_size,
+        gating=fdl.Config(Top2Gating),
+        dispatch=fdl.Config(dispatch),
+        train_capacity_factor=1.0,
+        eval_capacity_factor=2.0,
+    )
+    encoder = _stack(sizes, [_encoder_block(sizes, ffn) for ffn in (dense, sparse)], remat)
+    decoder = _stack(sizes, [_decoder_block(sizes, ffn) for ffn in (dense, sparse)], remat)
+    model = _model(sizes, encoder, decoder, dtype)
+    model.aux_loss_factor = 0.01
+    model.router_z_loss_factor = 0.0
+    if routing != "gshard":
+        route(model, routing)
+    return model
+
+
+def route(model: fdl.Config, name: str) -> None:
+    """Give the sparse layers of a model the routing of gin/moe/NAME.gin.
+
+    The settings are read from the file, where their sources stand. What a file of routing does not
+    decide stays: sizes, and the dispatch method.
+    """
+    shared = ("gin/sharding/expert_parallel.gin", "gin/tasks/random.gin", "gin/runs/pretrain.gin")
+    run = {"MODEL_DIR": "", "BATCH_SIZE": 8, "TRAIN_STEPS": 1}
+    run["TASK_FEATURE_LENGTHS"] = {"inputs": 512, "targets": 512}
+    other = of_gin("gin/models/tiny.gin", f"gin/moe/{name}.gin", *shared, **run).model
+    for factor in ("aux_loss_factor", "router_z_loss_factor"):
+        setattr(model, factor, getattr(other, factor))
+    kept = ("num_experts", "expert_mlp_dim", "group_size", "dispatch")
+    for stack in ("encoder", "decoder"):
+        (source,) = selectors.select(getattr(other.module, stack), MoeLayer)
+        routing = fdl.ordered_arguments(source)
+        for layer in selectors.select(getattr(model.module, stack), MoeLayer):
+            for argument, value in routing.items():
+                if argument not in kept:
+                    setattr(layer, str(argument), value)
+
+
+def m4_task(
+    sizes: Sizes,
+    *,
+    batch_size: int,
+    lengths: dict[str, int],
+    languages: Sequence[str] | None = None,
+    temperature: float = 5.0,
+    more: bool | None = None,
+    eval_period: int = 1000,
+    eval_examples: int | None = None,
+) -> dict[str, Any]:
+    """Return data and evaluators of the default corpus; as gin/tasks/m4.gin.
+
+    The tasks are one config in three places: `--fdl_set=data.tasks.temperature=1.5` changes all.
+
+    Args:
+        sizes: of the model, for its vocabularies.
+        batch_size: rows, of evaluation.
+        lengths: tokens in a row, of evaluation.
+        languages: of the mixture; None takes all.
+        temperature: shares n^(1/T).
+        more: as gin/tasks/m4_more.gin; None leaves the default.
+        eval_period: steps.
+        eval_examples: of each language; None takes all.
+    """
+    sources = fdl.Config(m4.default_sources)
+    if more is not None:
+        sources.more = more
+    source, target = (fdl.Config(SentencePieceVocabulary, size=n) for n in sizes.vocabularies)
+    tasks = fdl.Config(
+        TranslationTasks,
+        prefix="m4",
+        corpus=fdl.Config(Corpus, sources=sources, min_pairs=100, cache_dir="~/.cache/gshard_exp"),
+        source_vocabulary=source,
+        target_vocabulary=target,
+        temperature=temperature,
+        languages=None if languages is None else list(languages),
+    )
+    common = {
+        "tasks": tasks,
+        "lengths": lengths,
+        "batch_size": batch_size,
+        "every_steps": eval_period,
+    }
+    evaluators = (
+        fdl.Config(LossByLanguage, max_examples_per_language=eval_examples, **common),
+        fdl.Config(GreedySamples, **common),
+    )
+    data = fdl.Config(SeqioData, mixture_or_task_name="m4", tasks=tasks, seed=0)
+    return {"data": data, "evaluators": evaluators}
+
+
+def random_task(sizes: Sizes) -> dict[str, Any]:
+    """Return random tokens as data, and no evaluators; as gin/tasks/random.gin."""
+    source, target = sizes.vocabularies
+    data = fdl.Config(RandomData, source_vocab_size=source, target_vocab_size=target)
+    return {"data": data, "evaluators": ()}
+
+
+def experiment(
+    model: fdl.Config,
+    task: dict[str, Any],
+    *,
+    batch_size: int,
+    lengths: dict[str, int],
+    mesh: tuple[int, int, int] = (1, 1, 1),
+    **settings: Any,
+) -> fdl.Config[Experiment]:
+    """Return the whole: the paper's optimizer and sharding; as gin/runs/pretrain.gin.
+
+    Args:
+        model: of `dense_model` or `moe_model`.
+        task: of `m4_task` or `random_task`.
+        batch_size: rows, over all devices.
+        lengths: tokens in a row, by side.
+        mesh: sizes of data, expert and model.
+        **settings: further arguments of `Experiment`; `model_dir` may be left to a flag.
+    """
+    table = tuple((name, _SPLIT.get(name)) for name in axes.LOGICAL_AXES)
+    data, expert, parts = mesh
+    defaults = {
+        "optimizer": fdl.Config(Adafactor, learning_rate=fdl.Config(SqrtDecay)),
+        "checkpoints": fdl.Config(Checkpoints, every_steps=1000, keep=3),
+        "microbatches": 1,
+        "seed": 0,
+        "log_every_steps": 100,
+    }
+    return fdl.Config(
+        Experiment,
+        model=model,
+        lengths=lengths,
+        batch_size=batch_size,
+        rules=fdl.Config(Rules, table=table),
+        mesh=fdl.Config(MeshSpec, data=data, expert=expert, model=parts),
+        nonfinite=fdl.Config(NonFinite, max_skipped=0),
+        **task,
+        **defaults | settings,
+    )
+
+
+def _model(sizes: Sizes, encoder: fdl.Config, decoder: fdl.Config, dtype: str) -> fdl.Config:
+    source, target = (
+        fdl.Config(Embedding, vocab_size=n, embed_dim=sizes.width) for n in sizes.vocabularies
+    )
+    module = fdl.Config(
+        Transformer,
+        source_embedding=source,
+        target_embedding=target,
+        encoder=encoder,
+        decoder=decoder,
+        dropout_rate=0.1,
+        dtype=dtype,
+    )
+    return fdl.Config(Seq2SeqModel, module=module, label_smoothing=0.1, z_loss=0.0)
+
+
+def _stack(sizes: Sizes, pattern: Sequence[fdl.Config], remat: str) -> fdl.Config:
+    return fdl.Config(Stack, num_layers=sizes.layers, pattern=tuple(pattern), remat=remat, unroll=1)
+
+
+def _attention(sizes: Sizes) -> fdl.Config:
+    return fdl.Config(
+        MultiHeadAttention, num_heads=sizes.heads, head_dim=sizes.head_dim, dropout_rate=0.1
+    )
+
+
+# Each layer is a config of its own, as flax would tie the parameters of one that stands twice.
+def _encoder_block(sizes: Sizes, ffn: fdl.Config) -> fdl.Config:
+    return fdl.Config(
+        EncoderBlock,
+        attention=_attention(sizes),
+        ffn=fdl.deepcopy_with(ffn),
+        dropout_rate=0.1,
+    )
+
+
+def _decoder_block(sizes: Sizes, ffn: fdl.Config) -> fdl.Config:
+    return fdl.Config(
+        DecoderBlock,
+        attention=_attention(sizes),
+        cross_attention=_attention(sizes),
+        ffn=fdl.deepcopy_with(ffn),
+        dropout_rate=0.1,
+    )
