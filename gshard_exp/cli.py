@@ -17,6 +17,9 @@ QUICKSTART = "experiments/quickstart/quickstart.gin"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit status."""
     arguments, bindings = _parse(sys.argv[1:] if argv is None else list(argv))
+    # Gin files and fiddle builders may name modules of the current folder, whatever starts us.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     # TensorFlow and oneDNN report on themselves at start-up; errors still come through.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -87,17 +90,34 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 def _show(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.config import reading, show
 
-    files = [reading.gin_file_of(name) for name in arguments.gin_file]
-    subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
-    _say(show.show(subject, arguments.params))
+    _check_flags(arguments, bindings)
+    if arguments.fdl_config:
+        subject = reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
+    else:
+        files = [reading.gin_file_of(name) for name in arguments.gin_file]
+        subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
+    if arguments.language:
+        _say(show.written_as(subject, arguments.language))
+    else:
+        _say(show.show(subject, arguments.params))
     return 0
 
 
 def _diff(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.config import diff, reading
 
-    search_paths = _search_paths(arguments)
-    a, b = (reading.read_subject(name, bindings, search_paths) for name in arguments.experiment)
+    names = _experiments(arguments, bindings)
+    if len(names) != 2:
+        raise ConfigError(
+            f"There are {len(names)} experiments to compare.",
+            rule="There have to be two.",
+            at=["command line"],
+            hint="gshard-exp diff A B, each a gin file, the folder of a run or fdl:NAME",
+        )
+    a, b = (
+        reading.read_subject(name, bindings, _search_paths(arguments), arguments.fdl_set)
+        for name in names
+    )
     _say(diff.diff(a, b))
     return 0
 
@@ -105,10 +125,25 @@ def _diff(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.config import validate
 
-    names = arguments.experiment or validate.complete_experiments()
-    verdicts = [validate.validate(name, bindings, _search_paths(arguments)) for name in names]
+    names = _experiments(arguments, bindings, default=validate.complete_experiments())
+    verdicts = [
+        validate.validate(name, bindings, _search_paths(arguments), arguments.fdl_set)
+        for name in names
+    ]
     _say(validate.summary(verdicts))
     return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
+
+
+def _experiments(
+    arguments: argparse.Namespace, bindings: Sequence[str], default: Sequence[str] = ()
+) -> list[str]:
+    """List what `diff` and `check` are to look at, and refuse flags that change none of it."""
+    from gshard_exp.config import reading
+
+    of_fiddle = [f"{reading.FIDDLE}{expression}" for expression in arguments.fdl_config or ()]
+    names = [*arguments.experiment, *of_fiddle] or list(default)
+    reading.check_flags(names, bindings, arguments.fdl_set)
+    return names
 
 
 def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -132,8 +167,20 @@ def _translation_tasks(assembled: Any) -> Any:
 def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Any:
     from gshard_exp.train.experiment import Experiment
 
+    _check_flags(arguments, bindings)
+    if arguments.fdl_config:
+        from gshard_exp.config.from_fiddle import assemble_fiddle
+
+        return assemble_fiddle(Experiment, arguments.fdl_config, arguments.fdl_set)
     files = arguments.gin_file or [QUICKSTART]
     return assemble(Experiment, files, bindings, _search_paths(arguments))
+
+
+def _check_flags(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
+    from gshard_exp.config import reading
+
+    name = f"{reading.FIDDLE}{arguments.fdl_config}" if arguments.fdl_config else "gin files"
+    reading.check_flags([name], bindings, arguments.fdl_set)
 
 
 def _search_paths(arguments: argparse.Namespace) -> list[str]:
@@ -166,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     train = _verb(verbs, "train", _train, "train, or go on with, the experiment of a gin file")
-    _gin_file(train, required=True, explanation="the later wins")
+    _one_experiment(train, required=True, explanation="the later wins")
     train.add_argument(
         "--dry_run",
         action="store_true",
@@ -176,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
     for verb in (corpus, tasks):
-        _gin_file(verb, required=False, explanation=f"default: {QUICKSTART}")
+        _one_experiment(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
     return parser
 
@@ -184,11 +231,18 @@ def _parser() -> argparse.ArgumentParser:
 def _add_looking_verbs(verbs: Any) -> None:
     """Add the verbs that look at experiments without a device."""
     show = _verb(verbs, "show", _show, "print every setting and who set it")
-    _gin_file(show, required=True, explanation="the later wins")
-    show.add_argument("--params", action="store_true", help="add the table of parameters")
-    names = "a gin file, several joined by commas, or the folder of a run"
+    _one_experiment(show, required=True, explanation="the later wins")
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--params", action="store_true", help="add the table of parameters")
+    form.add_argument(
+        "--as",
+        dest="language",
+        choices=("gin", "fiddle"),
+        help="write a gin file, or Python code of a fiddle config, that makes the same tree",
+    )
+    names = "a gin file, several joined by commas, the folder of a run, or fdl:BUILDER"
     diff = _verb(verbs, "diff", _diff, "compare settings and sizes of two experiments")
-    diff.add_argument("experiment", nargs=2, metavar="EXPERIMENT", help=names)
+    diff.add_argument("experiment", nargs="*", metavar="EXPERIMENT", help=names)
     check = _verb(verbs, "check", _check, "validate experiments without a device")
     check.add_argument(
         "experiment",
@@ -196,15 +250,33 @@ def _add_looking_verbs(verbs: Any) -> None:
         metavar="EXPERIMENT",
         help=f"{names}; default: all complete ones that are shipped",
     )
+    for verb in (diff, check):
+        verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
+        _fdl_set(verb)
     _verb(verbs, "components", _components, "list what a gin file can assemble")
 
 
-def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
+_BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
+
+
+def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
+    either = verb.add_mutually_exclusive_group(required=required)
+    either.add_argument(
+        "--gin_file", action="append", help=f"an experiment; may be repeated; {explanation}"
+    )
+    either.add_argument(
+        "--fdl_config", metavar="BUILDER", help=f"an experiment of fiddle: {_BUILDER}"
+    )
+    _fdl_set(verb)
+
+
+def _fdl_set(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
-        "--gin_file",
+        "--fdl_set",
         action="append",
-        required=required,
-        help=f"an experiment; may be repeated; {explanation}",
+        default=[],
+        metavar="PATH=VALUE",
+        help="set a value of the fiddle config; may be repeated",
     )
 
 

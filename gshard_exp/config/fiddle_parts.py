@@ -4,6 +4,7 @@ What gin files say in `gin/models`, `gin/sharding`, `gin/tasks` and `gin/runs` i
 Python; a test holds the two to the same trees. Sources of the settings stand in the gin files.
 """
 
+import copy
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -120,23 +121,25 @@ def moe_model(
 def route(model: fdl.Config, name: str) -> None:
     """Give the sparse layers of a model the routing of gin/moe/NAME.gin.
 
-    The settings are read from the file, where their sources stand. What a file of routing does not
-    decide stays: sizes, and the dispatch method.
+    The settings are read from the file, where their sources stand: what that file sets is taken,
+    what the file of the model sets stays.
     """
-    shared = ("gin/sharding/expert_parallel.gin", "gin/tasks/random.gin", "gin/runs/pretrain.gin")
-    run = {"MODEL_DIR": "", "BATCH_SIZE": 8, "TRAIN_STEPS": 1}
+    files = ("gin/sharding/expert_parallel.gin", "gin/tasks/random.gin", "gin/runs/pretrain.gin")
+    run: dict[str, Any] = {"BATCH_SIZE": 8, "TRAIN_STEPS": 1}
     run["TASK_FEATURE_LENGTHS"] = {"inputs": 512, "targets": 512}
-    other = of_gin("gin/models/tiny.gin", f"gin/moe/{name}.gin", *shared, **run).model
-    for factor in ("aux_loss_factor", "router_z_loss_factor"):
-        setattr(model, factor, getattr(other, factor))
-    kept = ("num_experts", "expert_mlp_dim", "group_size", "dispatch")
+    other = of_gin("gin/models/tiny.gin", f"gin/moe/{name}.gin", *files, **run).model
+    _take_routing(other, model)
     for stack in ("encoder", "decoder"):
         (source,) = selectors.select(getattr(other.module, stack), MoeLayer)
-        routing = fdl.ordered_arguments(source)
         for layer in selectors.select(getattr(model.module, stack), MoeLayer):
-            for argument, value in routing.items():
-                if argument not in kept:
-                    setattr(layer, str(argument), value)
+            _take_routing(source, layer)
+
+
+def _take_routing(source: fdl.Config, target: fdl.Config) -> None:
+    for name, value in fdl.ordered_arguments(source).items():
+        set_by = source.__argument_history__[name][-1].location.filename
+        if set_by.startswith("gin/moe/"):
+            setattr(target, str(name), copy.deepcopy(value))
 
 
 def m4_task(

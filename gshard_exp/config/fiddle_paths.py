@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import fiddle as fdl
 
 from gshard_exp.config import signatures
 from gshard_exp.config.assemble import short_name
-from gshard_exp.config.errors import ConfigError, nearest, one_of
+from gshard_exp.config.errors import ConfigError, one_of
 from gshard_exp.config.provenance import steps_of
 
 # A value that opens like this was meant as a literal; anything else that is none is a string.
@@ -52,7 +53,7 @@ def set_at(config: fdl.Config, assignment: str) -> tuple[int, Any]:
             f"{path} is an item of a tuple.",
             rule="A tuple is set as a whole, or something within its items.",
             at=at,
-            hint=one_of(nearest(path, _paths(config))),
+            hint=_nearest(path, config),
         )
     _child(owner, last, _wrong_path(config, path, at))  # there, whether set or not
     value = _literal(text.strip(), at)
@@ -103,8 +104,19 @@ def _wrong_path(config: fdl.Config, path: str, at: list[str]) -> ConfigError:
         f"{short_name(fdl.get_callable(config))} has no '{path}'.",
         rule="A path leads to an argument, an index or a key that is there.",
         at=at,
-        hint=one_of(nearest(path, _paths(config))),
+        hint=_nearest(path, config),
     )
+
+
+def _nearest(path: str, config: fdl.Config) -> str:
+    """Name three paths that are alike as a whole and in their last part."""
+
+    def distance(other: str) -> tuple[float, str]:
+        pairs = ((path, other), (path.rsplit(".", 1)[-1], other.rsplit(".", 1)[-1]))
+        ratios = (difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+        return -sum(ratios), other
+
+    return one_of(sorted(set(_paths(config)), key=distance)[:3])
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:

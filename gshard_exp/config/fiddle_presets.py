@@ -1,7 +1,8 @@
 """The shipped experiments as fiddle builders, each named after its gin file.
 
     gshard-exp train --fdl_config=moe_128e_12l --fdl_set=model_dir=runs/paper
-    gshard-exp train --fdl_config="small(batch_size=64, train_steps=10000, routing='switch')" ...
+    gshard-exp train --fdl_config="small(batch_size=64, train_steps=10000, routing='switch',
+        lengths={'inputs': 64, 'targets': 64})" --fdl_set=model_dir=runs/small
 
 A builder of one's own calls one of these, or `fiddle_parts`, and changes what it returns. What the
 settings come from stands in the gin files; a test holds the two to the same trees.
@@ -12,9 +13,9 @@ from typing import Any
 import fiddle as fdl
 
 from gshard_exp.config import fiddle_parts as parts
-from gshard_exp.config.to_fiddle import of_gin as of_gin
 from gshard_exp.moe.dispatch import ScatterDispatch
 
+Lengths = dict[str, int]
 _PAPER_LENGTHS = {"inputs": 256, "targets": 256}
 
 
@@ -91,41 +92,46 @@ def quickstart() -> fdl.Config:
     return config
 
 
-def tiny(**run: Any) -> fdl.Config:
+def tiny(*, batch_size: int, lengths: Lengths, train_steps: int, **more: Any) -> fdl.Config:
     """2 + 2 layers of width 128, 8 experts; arguments: see `base`."""
     sizes = parts.Sizes(
         layers=2, width=128, mlp=512, heads=4, head_dim=32, vocabularies=(8000, 4000)
     )
-    return _sized(sizes, **{"experts": 8, "group_size": 512} | run)
+    run: dict[str, Any] = {"batch_size": batch_size, "lengths": lengths, "train_steps": train_steps}
+    return _sized(sizes, **{"experts": 8, "group_size": 512} | run | more)
 
 
-def small(**run: Any) -> fdl.Config:
+def small(*, batch_size: int, lengths: Lengths, train_steps: int, **more: Any) -> fdl.Config:
     """4 + 4 layers of width 256, 16 experts; arguments: see `base`."""
     sizes = parts.Sizes(
         layers=4, width=256, mlp=1024, heads=4, head_dim=64, vocabularies=(16000, 8000)
     )
-    return _sized(sizes, **{"experts": 16, "group_size": 1024} | run)
+    run: dict[str, Any] = {"batch_size": batch_size, "lengths": lengths, "train_steps": train_steps}
+    return _sized(sizes, **{"experts": 16, "group_size": 1024} | run | more)
 
 
-def base(**run: Any) -> fdl.Config:
+def base(*, batch_size: int, lengths: Lengths, train_steps: int, **more: Any) -> fdl.Config:
     """6 + 6 layers of width 512, 32 experts.
 
     Args:
-        **run: `batch_size`, `lengths` and `train_steps` have to be chosen. Then there are `routing`
-            (a file of gin/moe), `task` ("random", or arguments of `fiddle_parts.m4_task`),
-            `experts`, `group_size`, and arguments of `Experiment`.
+        batch_size: rows, over all devices.
+        lengths: tokens in a row, {"inputs": ..., "targets": ...}.
+        train_steps: the step at which the run ends.
+        **more: `routing` (name of a file in gin/moe), `task` ("random", or a dict of arguments of
+            `fiddle_parts.m4_task`), `experts`, `group_size`, and arguments of `Experiment`.
     """
     sizes = parts.Sizes(
         layers=6, width=512, mlp=2048, heads=8, head_dim=64, vocabularies=(32000, 16000)
     )
-    return _sized(sizes, **{"experts": 32, "group_size": 1024} | run)
+    run: dict[str, Any] = {"batch_size": batch_size, "lengths": lengths, "train_steps": train_steps}
+    return _sized(sizes, **{"experts": 32, "group_size": 1024} | run | more)
 
 
 def _sized(
     sizes: parts.Sizes,
     *,
     batch_size: int,
-    lengths: dict[str, int],
+    lengths: Lengths,
     train_steps: int,
     experts: int,
     group_size: int,
@@ -175,7 +181,7 @@ def _on_m4(
     model: fdl.Config,
     sizes: parts.Sizes,
     batch_size: int,
-    lengths: dict[str, int],
+    lengths: Lengths,
     task: dict[str, Any] | None = None,
     **settings: Any,
 ) -> fdl.Config:

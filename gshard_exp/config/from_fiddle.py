@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import re
+import types
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,13 +118,7 @@ def load(expression: str) -> fdl.Config:
 
 def presets() -> dict[str, Callable[..., fdl.Config]]:
     """List the builders that go by their bare name."""
-    return {
-        name: value
-        for name, value in vars(fiddle_presets).items()
-        if inspect.isfunction(value)
-        and value.__module__ == fiddle_presets.__name__
-        and not name.startswith("_")
-    }
+    return {"of_gin": of_gin} | _functions(fiddle_presets)
 
 
 def _builder(name: str, at: Sequence[str]) -> Callable[..., Any]:
@@ -151,13 +146,24 @@ def _builder(name: str, at: Sequence[str]) -> Callable[..., Any]:
         ) from error
     found = getattr(module, function, None)
     if not callable(found):
-        offered = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        offered = _functions(module)
         raise ConfigError(
             f"{module_name} has no function '{function}'.",
             at=at,
             hint=one_of([f"{module_name}:{n}" for n in nearest(function, offered)]),
         )
     return found
+
+
+def _functions(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
+    """List the public functions that a module defines."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+    }
 
 
 class _Reader:
@@ -180,10 +186,8 @@ class _Reader:
                 key: self.node(item, self._where(value, key, where), f"{path}[{key!r}]")
                 for key, item in pairs
             }
-            made = [item.value for item in items.values()]
-            whole = (
-                dict(zip(items, made, strict=True)) if type(value) is dict else type(value)(made)
-            )
+            values = {key: item.value for key, item in items.items()}
+            whole = values if type(value) is dict else type(value)(values.values())
             return Node(whole, where, items=items)
         try:
             return describe(value, self.program.names.sources, where, private=True)

@@ -12,6 +12,7 @@ import dataclasses
 import inspect
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from gshard_exp.config import signatures
@@ -24,9 +25,17 @@ _WIDTH = 88
 HEADER = "# Assembled by gshard_exp: every setting in force, and who set it."
 
 
-def operative_config(assembled: Assembled[Any]) -> str:
-    """Return gin text with one commented line a parameter; see the module's docstring."""
-    return _Printer(assembled).text()
+def operative_config(assembled: Assembled[Any], required: Sequence[str] = ()) -> str:
+    """Return gin text with one commented line a parameter; see the module's docstring.
+
+    Args:
+        assembled: of gin files or of fiddle.
+        required: strings in the tree that are written as `%gin.REQUIRED`.
+    """
+    text = _Printer(assembled).text()
+    for value in required:
+        text = text.replace(repr(value), "%gin.REQUIRED")
+    return text
 
 
 class _Printer:

@@ -10,8 +10,9 @@ import fiddle as fdl
 from fiddle import history
 from fiddle.codegen import codegen
 
-from gshard_exp.config.assemble import Assembled, assemble
+from gshard_exp.config.assemble import Assembled
 from gshard_exp.config.provenance import CallNode, Node
+from gshard_exp.config.reading import read_files
 from gshard_exp.config.values import Site
 
 _WIDTH = 100
@@ -21,7 +22,8 @@ _INDENT = "    "
 def of_gin(*gin_files: str, **settings: Any) -> fdl.Config:
     """Return the fiddle config of gin files: to go on from in Python, or to build.
 
-    Its argument history says which line of which gin file set what.
+    Its argument history says which line of which gin file set what. A place of the machine that
+    the files leave to the run (`MODEL_DIR`) is left unset.
 
     Args:
         *gin_files: as `--gin_file`; the later win.
@@ -30,29 +32,33 @@ def of_gin(*gin_files: str, **settings: Any) -> fdl.Config:
     Raises:
         ConfigError: any mistake in the files.
     """
-    from gshard_exp.train.experiment import Experiment
-
     bindings = [f"{name}={value!r}" for name, value in settings.items()]
-    return fiddle_config(assemble(Experiment, gin_files, bindings))
+    subject = read_files(", ".join(gin_files), gin_files, bindings)
+    return fiddle_config(subject.assembled, subject.open_places)
 
 
-def fiddle_config(assembled: Assembled[Any]) -> fdl.Config:
+def fiddle_config(assembled: Assembled[Any], unset: Sequence[str] = ()) -> fdl.Config:
     """Return a config that fiddle builds into an equal tree.
 
     Functions that gin calls, such as the list of sources, stay calls. What nobody set is left
     unset.
+
+    Args:
+        assembled: of gin files or of fiddle.
+        unset: values of arguments that are to be left unset too: places that a run has to choose.
     """
-    return _value(assembled.call, {})
+    return _Converter(unset).value(assembled.call)
 
 
-def fiddle_code(assembled: Assembled[Any], name: str = "config") -> str:
+def fiddle_code(assembled: Assembled[Any], name: str = "config", unset: Sequence[str] = ()) -> str:
     """Write an experiment as a Python module with one function, which returns its fiddle config.
 
     Args:
         assembled: of gin files or of fiddle.
         name: of the function.
+        unset: as of `fiddle_config`.
     """
-    code = codegen.new_codegen(fiddle_config(assembled), top_level_fixture_name=name)
+    code = codegen.new_codegen(fiddle_config(assembled, unset), top_level_fixture_name=name)
     (function,) = (n for n in ast.parse(code).body if isinstance(n, ast.FunctionDef))
     lines = code.splitlines()[: function.lineno]
     for statement in function.body:  # fiddle writes assignments of what is shared, and a return
@@ -66,31 +72,38 @@ def fiddle_code(assembled: Assembled[Any], name: str = "config") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _value(node: Node, made: dict[int, Any]) -> Any:
-    """Return the config of a node; one node in two places stays one config."""
-    if isinstance(node, CallNode):
-        if not node.calls and not node.arguments:
-            return node.target
-        if id(node) not in made:
-            made[id(node)] = _config(node, made)
-        return made[id(node)]
-    if node.items is None:
-        return node.value
-    items = {key: _value(item, made) for key, item in node.items.items()}
-    return items if isinstance(node.value, dict) else type(node.value)(items.values())
+class _Converter:
+    """Turns nodes into configs; one node in two places stays one config."""
 
+    def __init__(self, unset: Sequence[str]) -> None:
+        self._unset = unset
+        self._made: dict[int, fdl.Buildable] = {}
 
-def _config(node: CallNode, made: dict[int, Any]) -> fdl.Buildable:
-    config = (fdl.Config if node.calls else fdl.Partial)(node.target)
-    for name, argument in node.arguments.items():
-        value = _value(argument, made)
-        location = _location(argument.where.site)
-        if location is None:
-            setattr(config, name, value)
-            continue
-        with history.custom_location(lambda found=location: found):
-            setattr(config, name, value)
-    return config
+    def value(self, node: Node) -> Any:
+        if isinstance(node, CallNode):
+            if not node.calls and not node.arguments:
+                return node.target
+            if id(node) not in self._made:
+                self._made[id(node)] = self._config(node)
+            return self._made[id(node)]
+        if node.items is None:
+            return node.value
+        items = {key: self.value(item) for key, item in node.items.items()}
+        return items if isinstance(node.value, dict) else type(node.value)(items.values())
+
+    def _config(self, node: CallNode) -> fdl.Buildable:
+        config = (fdl.Config if node.calls else fdl.Partial)(node.target)
+        for name, argument in node.arguments.items():
+            if isinstance(argument.value, str) and argument.value in self._unset:
+                continue
+            value = self.value(argument)
+            location = _location(argument.where.site)
+            if location is None:
+                setattr(config, name, value)
+                continue
+            with history.custom_location(lambda found=location: found):
+                setattr(config, name, value)
+        return config
 
 
 def _location(site: Site | None) -> history.Location | None:
