@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
@@ -11,6 +12,7 @@ from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
+_OUTPUT = "-"  # instead of the name of a file
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 
@@ -96,7 +98,9 @@ def _show(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     else:
         files = [reading.gin_file_of(name) for name in arguments.gin_file]
         subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
-    if arguments.language:
+    if arguments.graph:
+        _write(show.drawn(subject), arguments.graph)
+    elif arguments.language:
         _say(show.written_as(subject, arguments.language))
     else:
         _say(show.show(subject, arguments.params))
@@ -127,7 +131,9 @@ def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     names = _experiments(arguments, bindings, default=validate.complete_experiments())
     verdicts = [
-        validate.validate(name, bindings, _search_paths(arguments), arguments.fdl_set)
+        validate.validate(
+            name, bindings, _search_paths(arguments), arguments.fdl_set, trace=arguments.trace
+        )
         for name in names
     ]
     _say(validate.summary(verdicts))
@@ -235,6 +241,13 @@ def _add_looking_verbs(verbs: Any) -> None:
     form = show.add_mutually_exclusive_group()
     form.add_argument("--params", action="store_true", help="add the table of parameters")
     form.add_argument(
+        "--graph",
+        nargs="?",
+        const=_OUTPUT,
+        metavar="FILE.svg",
+        help="draw it as SVG, to a file or the output",
+    )
+    form.add_argument(
         "--as",
         dest="language",
         choices=("gin", "fiddle"),
@@ -249,6 +262,11 @@ def _add_looking_verbs(verbs: Any) -> None:
         nargs="*",
         metavar="EXPERIMENT",
         help=f"{names}; default: all complete ones that are shipped",
+    )
+    check.add_argument(
+        "--trace",
+        action="store_true",
+        help="also trace the training step, which meets every sharding rule; seconds a file",
     )
     for verb in (diff, check):
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
@@ -295,6 +313,14 @@ def _verb(
     )
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return verb
+
+
+def _write(text: str, file: str) -> None:
+    if file == _OUTPUT:
+        _say(text)
+        return
+    Path(file).write_text(f"{text}\n", encoding="utf-8")
+    _say(f"wrote {file}")
 
 
 def _say(text: str) -> None:

@@ -20,7 +20,7 @@ from gshard_exp.config.show import value_text
 # Pixels. The letters of a monospaced font are 0.6 of its size wide.
 _SIZE, _LINE, _PAD = 12, 17, 10
 _LETTER = 0.6 * _SIZE
-_COLUMNS = 46  # letters in a line of text
+_COLUMNS = 52  # letters in a line of text
 _MANY = 4  # objects in a list from which on each is a line, not a box
 _SHORT = 60  # letters in an object that is a line, not a box
 _RATIO = 1.5  # width to height aimed at
@@ -92,13 +92,15 @@ class _Drawing:
             if active != total:
                 lines.append(f"{active:,} used by a token")
                 shade = _SPARSE if hasattr(value, "num_experts") else shade
+            if hasattr(value, "repeats"):
+                lines.append(f"{value.repeats} x its pattern")
         darker = (round(shade[0] * _DARKER), round(shade[1] * _DARKER), round(shade[2] * _DARKER))
         for name, child in _settings(value):
             below = f"{path}.{name}" if path else name
             for where, item in _objects(child, below):
                 known = self._known(item, where)
                 if known or self._is_line(item, child, where):
-                    text = f"as {known}" if known else value_text(item).lstrip("@")
+                    text = f"as {known}" if known else _short(item)
                     lines += _wrapped(f"{where[len(path) :].lstrip('.')} = {text}")
                 else:
                     here = where[len(path) :].lstrip(".")
@@ -181,29 +183,50 @@ def _value_lines(name: str, value: Any) -> list[str]:
     return _wrapped(f"{name} = {value_text(value)}")
 
 
+def _short(value: Any) -> str:
+    """Write an object in a line, without its module."""
+    return value_text(value).removeprefix(f"@{type(value).__module__.rsplit('.', 1)[-1]}.")
+
+
 def _wrapped(text: str) -> list[str]:
     indent = " " * (len(text) - len(text.lstrip()) + 4)
-    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_long_words=True)
+    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def _arrange(box: _Box) -> None:
-    """Give a box its size, and the boxes in it their places: in rows, as wide as high."""
+    """Give a box its size, and the boxes in it their places: in rows, about as wide as wanted."""
     for inner in box.inner:
         _arrange(inner)
     text_width = _LETTER * max(len(line) for line in (box.title, *box.lines))
-    area = sum((inner.width + _PAD) * (inner.height + _PAD) for inner in box.inner)
-    widest = max((inner.width for inner in box.inner), default=0.0)
-    limit = max(widest, text_width, math.sqrt(area * _RATIO))
     top = 2 * _PAD + _LINE * (1 + len(box.lines))
-    x, y, row, right = _PAD, top, 0.0, text_width + _PAD
-    for inner in box.inner:
-        if x > _PAD and x + inner.width > limit + _PAD:
-            x, y, row = _PAD, y + row + _PAD, 0.0
-        inner.x, inner.y = x, y
-        x, row = x + inner.width + _PAD, max(row, inner.height)
-        right = max(right, x - _PAD)
-    box.width = right + _PAD
-    box.height = y + row + _PAD if box.inner else top
+    # Rows as wide as the first box, the first two, ...: the best of those.
+    widest = max((inner.width for inner in box.inner), default=0.0)
+    limits = [max(widest, width) for width in _running_widths(box.inner)]
+    sizes = {limit: _place(box.inner, limit, top) for limit in limits}
+    if sizes:
+        best = min(sizes, key=lambda n: max(sizes[n][0], text_width, sizes[n][1] * _RATIO))
+        width, height = _place(box.inner, best, top)
+    else:
+        width, height = 0.0, top
+    box.width, box.height = max(width, text_width) + 2 * _PAD, height
+
+
+def _running_widths(boxes: Sequence[_Box]) -> list[float]:
+    return [
+        sum(box.width for box in boxes[:count]) + (count - 1) * _PAD
+        for count in range(1, len(boxes) + 1)
+    ]
+
+
+def _place(boxes: Sequence[_Box], limit: float, top: float) -> tuple[float, float]:
+    """Place boxes in rows no wider than a limit; return the width and where the next could go."""
+    x, y, row, right = 0.0, top, 0.0, 0.0
+    for box in boxes:
+        if x and x + box.width > limit:
+            x, y, row = 0.0, y + row + _PAD, 0.0
+        box.x, box.y = x + _PAD, y
+        x, row, right = x + box.width + _PAD, max(row, box.height), max(right, x + box.width)
+    return right, y + row + _PAD
 
 
 def _svg(box: _Box, x: float, y: float) -> Sequence[str]:

@@ -52,6 +52,13 @@ def written_as(subject: Subject, language: str) -> str:
     return fiddle_code(subject.assembled, unset=subject.open_places).rstrip()
 
 
+def drawn(subject: Subject) -> str:
+    """Return the SVG of an experiment, see `graph`."""
+    from gshard_exp.config.graph import graph
+
+    return graph(subject)
+
+
 def parameter_table(model: Any) -> str:
     """Tabulate the parameters of a model: path, shape by logical axis, total and active counts.
 

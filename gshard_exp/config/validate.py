@@ -41,6 +41,8 @@ def validate(
     bindings: Sequence[str] = (),
     search_paths: Sequence[str] = (),
     assignments: Sequence[str] = (),
+    *,
+    trace: bool = False,
 ) -> Verdict:
     """Parse, assemble and check one experiment; see `train.experiment.check_without_devices`.
 
@@ -49,13 +51,14 @@ def validate(
         bindings: `NAME=VALUE`; these win over files.
         search_paths: folders in which gin files are looked for.
         assignments: `PATH=VALUE`, for a fiddle config.
+        trace: also trace the training step: seconds instead of a fraction of one.
     """
     from gshard_exp.train.experiment import check_without_devices
 
     try:
         subject = read_subject(name, bindings, search_paths, assignments)
         try:
-            check_without_devices(subject.assembled.tree)
+            check_without_devices(subject.assembled.tree, trace=trace)
         except SettingError as error:
             raise subject.assembled.explain(error) from error
     except ConfigError as error:
