@@ -215,10 +215,11 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gshard-exp", description="GShard experiments from gin files, on any mesh."
+        prog="gshard-exp",
+        description="GShard experiments from gin files or fiddle configs, on any mesh.",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    train = _verb(verbs, "train", _train, "train, or go on with, the experiment of a gin file")
+    train = _verb(verbs, "train", _train, "train, or go on with, an experiment")
     _one_experiment(train, required=True, explanation="the later wins")
     train.add_argument(
         "--dry_run",
@@ -271,7 +272,7 @@ def _add_looking_verbs(verbs: Any) -> None:
     for verb in (diff, check):
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
         _fdl_set(verb)
-    _verb(verbs, "components", _components, "list what a gin file can assemble")
+    _verb(verbs, "components", _components, "list what gin and fiddle can assemble")
 
 
 _BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
