@@ -77,15 +77,14 @@ def test_diff_takes_gin_files_fiddle_builders_and_run_folders_in_any_mix(command
         "from gshard_exp.train import optimizer\n"
         f"include {tiny_run.TINY!r}\n" + "\n".join(tiny_run.SMALL) + "\nMODEL_DIR = 'run'\n"
     )
-    kinds = ("small.gin", "fdl:trials:small", "run")
-    for a in kinds:
-        for b in kinds:
-            flags = ["--fdl_set=model_dir='run'"] * ("fdl:" in a + b)
-            status, out, err = command("diff", a, b, *flags)
-            assert (status, err) == (0, "")
-            assert "no settings differ" in out
-            total = next(line for line in out.splitlines() if line.startswith("total"))
-            assert total.split()[-1] == "+0"
+    gin, fiddle, run = "small.gin", "fdl:trials:small", "run"
+    for a, b in ((gin, fiddle), (fiddle, run), (run, gin)):
+        flags = ["--fdl_set=model_dir='run'"] * (fiddle in (a, b))
+        status, out, err = command("diff", a, b, *flags)
+        assert (status, err) == (0, "")
+        assert f"A: {a}\nB: {b}\n" in out and "no settings differ" in out
+        counts = [line.split()[-1] for line in out.splitlines() if line[:6] in ("total ", "active")]
+        assert counts == ["+0", "+0"]
 
 
 def test_flags_of_either_front_end_hold_for_its_own_side_of_a_diff(command):

@@ -21,7 +21,6 @@ SHRUNK = {
     "TASK_FEATURE_LENGTHS": "{'inputs': 8, 'targets': 8}",
     "GROUP_SIZE": 16,
     "EMBED_DIM": 16,
-    "MLP_DIM": 32,
     "EXPERT_MLP_DIM": 32,
     "NUM_HEADS": 2,
     "HEAD_DIM": 8,
