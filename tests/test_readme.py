@@ -74,9 +74,8 @@ def test_the_router_trains_by_its_command_without_a_change_to_the_package(router
     run = router / "runs" / "exploring"
     assert [record["step"] for record in tiny_run.records(run)] == [2]
     config = (run / "config.gin").read_text()
-    assert (
-        config.count("@model_module_encoder_pattern_1_ffn_gating/my_router.ExploringGating()") == 1
-    )
+    for stack in ("encoder", "decoder"):
+        assert f"@model_module_{stack}_pattern_0_ffn_gating/my_router.ExploringGating()" in config
     assert "my_router.ExploringGating.share = 0.05  # my_router.gin:5\n" in config
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import fiddle as fdl
+from fiddle import history
 from fiddle.absl_flags.utils import CallExpression
 from fiddle.experimental import auto_config
 
@@ -30,6 +31,9 @@ from gshard_exp.config.provenance import CallNode, Node, Where
 from gshard_exp.config.search import shipped_root
 from gshard_exp.config.to_fiddle import of_gin
 from gshard_exp.config.values import Binding, Site
+
+# `selectors.select(...).set(...)` sets what its caller says: that is the line to name.
+history.add_exclude_location("fiddle/_src/selectors.py")
 
 T = TypeVar("T")
 # What a run changes most often keeps its gin macro in `config.gin`.
@@ -106,7 +110,13 @@ def load(expression: str) -> fdl.Config:
             rule=f"It is called as {call.func_name}{inspect.signature(builder)}.",
             at=at,
         ) from error
-    config = builder(*(call.args or ()), **(call.kwargs or {}))
+    try:
+        config = builder(*(call.args or ()), **(call.kwargs or {}))
+    except ConfigError as error:  # of a gin file that the builder reads
+        inner = [place for place in error.at if not place.startswith("command line: --gin_file")]
+        raise ConfigError(
+            error.problem, rule=error.rule, at=[*at, *inner], hint=error.hint
+        ) from error
     if not isinstance(config, fdl.Config):
         raise ConfigError(
             f"{call.func_name} returns a {type(config).__name__}.",

@@ -103,13 +103,13 @@ def test_a_module_that_a_config_holds_twice_is_refused(tmp_path, monkeypatch):
     """As in fiddle, one config makes one object; flax would tie the parameters of the two."""
     write_builder(tmp_path, monkeypatch, "    blocks[1].attention = blocks[0].attention\n")
     with pytest.raises(ConfigError, match="would share their parameters"):
-        tree_of("mine:make()")
+        tree_of("my_trials:make()")
 
 
 # Builders of one's own.
 
 
-def write_builder(tmp_path, monkeypatch, body="", name="mine"):
+def write_builder(tmp_path, monkeypatch, body="", name="my_trials"):
     (tmp_path / f"{name}.py").write_text(
         "from gshard_exp.config import fiddle_presets\n"
         "def make(layers=12):\n"
@@ -121,7 +121,7 @@ def write_builder(tmp_path, monkeypatch, body="", name="mine"):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.mark.parametrize("expression", ["mine:make(layers=8)", "mine.make(8)"])
+@pytest.mark.parametrize("expression", ["my_trials:make(layers=8)", "my_trials.make(8)"])
 def test_a_builder_of_ones_own_is_called_with_its_arguments(tmp_path, monkeypatch, expression):
     write_builder(tmp_path, monkeypatch)
     assert tree_of(expression).model.module.encoder.num_layers == 8
@@ -131,11 +131,24 @@ def test_who_set_a_value_is_the_line_of_the_builder_or_the_flag(tmp_path, monkey
     write_builder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assignment = "model.module.decoder.num_layers=4"
-    assembled = assemble_fiddle(Experiment, "mine:make", [*HERE, assignment])
-    assert str(assembled.where("model.module.encoder.num_layers")) == "mine.py:4"
+    assembled = assemble_fiddle(Experiment, "my_trials:make", [*HERE, assignment])
+    assert str(assembled.where("model.module.encoder.num_layers")) == "my_trials.py:4"
     flag = f"command line: --fdl_set={assignment}"
     assert str(assembled.where("model.module.decoder.num_layers")) == flag
     assert str(assembled.where("model.module.encoder.pattern[1].ffn.router_jitter")) == "default"
+
+
+def test_who_set_a_value_by_selector_is_the_line_of_the_builder(tmp_path, monkeypatch):
+    select = "    selectors.select(config, MoeLayer).set(num_experts=4)\n"
+    write_builder(tmp_path, monkeypatch, select)
+    text = (tmp_path / "my_trials.py").read_text()
+    imports = "from fiddle import selectors; from gshard_exp.moe.layer import MoeLayer; "
+    (tmp_path / "my_trials.py").write_text(imports + text)
+    monkeypatch.chdir(tmp_path)
+    assembled = assemble_fiddle(Experiment, "my_trials:make", HERE)
+    assert (
+        str(assembled.where("model.module.encoder.pattern[1].ffn.num_experts")) == "my_trials.py:6"
+    )
 
 
 def test_a_config_made_of_gin_files_remembers_their_lines():
@@ -199,7 +212,7 @@ def test_the_last_flag_wins():
 
 def test_a_flag_reaches_into_a_default(tmp_path, monkeypatch):
     write_builder(tmp_path, monkeypatch, "    del config.mesh\n")
-    mesh = tree_of("mine:make", "mesh.expert=2").mesh
+    mesh = tree_of("my_trials:make", "mesh.expert=2").mesh
     assert (mesh.data, mesh.expert, mesh.model) == (1, 2, 1)
 
 
@@ -247,6 +260,8 @@ def test_an_unknown_preset_is_answered_with_the_three_nearest():
         ("moe_128e_12l(layers=3)", "got an unexpected keyword argument 'layers'"),
         ("base(batch_size=8)", "missing a required argument: 'lengths'"),
         ("gshard_exp.moe.capacity:rounded", "gshard_exp.moe.capacity has no function"),
+        ("of_gin('gin/models/tyni.gin')", "gin/models/tiny.gin"),
+        (f"small{SIZED}, routing='swich')", "There is no gin file 'gin/moe/swich.gin'."),
         ("os:getcwd", "os.getcwd returns a str. A builder returns an fdl.Config."),
     ],
 )
@@ -258,7 +273,7 @@ def test_a_builder_that_cannot_be_called_is_refused(expression, said):
 
 def test_a_config_of_something_else_is_refused(tmp_path, monkeypatch):
     write_builder(tmp_path, monkeypatch, "    config = config.model\n")
-    message = complaint("mine:make")
+    message = complaint("my_trials:make")
     assert "builds seq2seq.Seq2SeqModel. A run is made from an fdl.Config of" in message
 
 
@@ -271,9 +286,9 @@ def test_a_value_of_the_wrong_type_is_refused_where_it_was_set():
 def test_a_value_that_a_constructor_refuses_names_the_line_of_the_builder(tmp_path, monkeypatch):
     write_builder(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
-    message = complaint("mine:make(layers=3)")
+    message = complaint("my_trials:make(layers=3)")
     assert "num_layers=3 is not a positive multiple of the 2 blocks" in message
-    assert "set at: mine.py:4 (num_layers)" in message
+    assert "set at: my_trials.py:4 (num_layers)" in message
 
 
 def test_what_is_not_set_at_all_is_named_with_its_path():
@@ -285,9 +300,9 @@ def test_what_is_not_set_at_all_is_named_with_its_path():
 def test_a_value_that_config_gin_cannot_hold_is_refused(tmp_path, monkeypatch):
     write_builder(tmp_path, monkeypatch, "    config.data = lambda: None\n")
     monkeypatch.chdir(tmp_path)
-    message = complaint("mine:make")
+    message = complaint("my_trials:make")
     assert "data is <function make.<locals>.<lambda>" in message
-    assert "set at: mine.py:6" in message
+    assert "set at: my_trials.py:6" in message
 
 
 @pytest.mark.parametrize("assignment", ["seed", "=3", "seed=[1"])
