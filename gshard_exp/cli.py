@@ -4,15 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
+from gshard_exp import look
 from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
 from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
-FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
-_OUTPUT = "-"  # instead of the name of a file
+FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
+_BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 
@@ -49,14 +49,14 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
         try:
-            loop.train(assembled.tree, files={"config.gin": config}, report=_say)
+            loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
         except loop.NonFiniteLossError as error:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
         except loop.Interrupted as request:
             print(request, file=sys.stderr)
             return STOPPED
-    _say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
+    look.say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
     return 0
 
 
@@ -65,9 +65,9 @@ def _dry_run(experiment: Any, config: str) -> int:
     from gshard_exp.train.state import model_info
 
     plan, _ = plan_experiment(experiment)
-    _say(config)
-    _say(model_info(plan))
-    _say("dry run: settings are valid; nothing was compiled or written")
+    look.say(config)
+    look.say(model_info(plan))
+    look.say("dry run: settings are valid; nothing was compiled or written")
     return 0
 
 
@@ -89,76 +89,6 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
-def _show(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import reading, show
-
-    _check_flags(arguments, bindings)
-    if arguments.fdl_config:
-        subject = reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
-    else:
-        files = [reading.gin_file_of(name) for name in arguments.gin_file]
-        subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
-    if arguments.graph:
-        _write(show.drawn(subject), arguments.graph)
-    elif arguments.language:
-        _say(show.written_as(subject, arguments.language))
-    else:
-        _say(show.show(subject, arguments.params))
-    return 0
-
-
-def _diff(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import diff, reading
-
-    names = _experiments(arguments, bindings)
-    if len(names) != 2:
-        raise ConfigError(
-            f"There are {len(names)} experiments to compare.",
-            rule="There have to be two.",
-            at=["command line"],
-            hint="gshard-exp diff A B, each a gin file, the folder of a run or fdl:NAME",
-        )
-    a, b = (
-        reading.read_subject(name, bindings, _search_paths(arguments), arguments.fdl_set)
-        for name in names
-    )
-    _say(diff.diff(a, b))
-    return 0
-
-
-def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import validate
-
-    names = _experiments(arguments, bindings, default=validate.complete_experiments())
-    verdicts = [
-        validate.validate(
-            name, bindings, _search_paths(arguments), arguments.fdl_set, trace=arguments.trace
-        )
-        for name in names
-    ]
-    _say(validate.summary(verdicts))
-    return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
-
-
-def _experiments(
-    arguments: argparse.Namespace, bindings: Sequence[str], default: Sequence[str] = ()
-) -> list[str]:
-    """List what `diff` and `check` are to look at, and refuse flags that change none of it."""
-    from gshard_exp.config import reading
-
-    of_fiddle = [f"{reading.FIDDLE}{expression}" for expression in arguments.fdl_config or ()]
-    names = [*arguments.experiment, *of_fiddle] or list(default)
-    reading.check_flags(names, bindings, arguments.fdl_set)
-    return names
-
-
-def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import components
-
-    _say(components.listing())
-    return 0
-
-
 def _translation_tasks(assembled: Any) -> Any:
     tasks = getattr(assembled.tree.data, "tasks", None)
     if tasks is None:
@@ -173,24 +103,13 @@ def _translation_tasks(assembled: Any) -> Any:
 def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Any:
     from gshard_exp.train.experiment import Experiment
 
-    _check_flags(arguments, bindings)
+    look.check_flags(arguments, bindings)
     if arguments.fdl_config:
         from gshard_exp.config.from_fiddle import assemble_fiddle
 
         return assemble_fiddle(Experiment, arguments.fdl_config, arguments.fdl_set)
     files = arguments.gin_file or [QUICKSTART]
-    return assemble(Experiment, files, bindings, _search_paths(arguments))
-
-
-def _check_flags(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
-    from gshard_exp.config import reading
-
-    name = f"{reading.FIDDLE}{arguments.fdl_config}" if arguments.fdl_config else "gin files"
-    reading.check_flags([name], bindings, arguments.fdl_set)
-
-
-def _search_paths(arguments: argparse.Namespace) -> list[str]:
-    return [path for path in arguments.gin_search_paths.split(",") if path]
+    return assemble(Experiment, files, bindings, look.search_paths(arguments))
 
 
 class _explained:
@@ -237,14 +156,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_looking_verbs(verbs: Any) -> None:
     """Add the verbs that look at experiments without a device."""
-    show = _verb(verbs, "show", _show, "print every setting and who set it")
+    show = _verb(verbs, "show", look.show_verb, "print every setting and who set it")
     _one_experiment(show, required=True, explanation="the later wins")
     form = show.add_mutually_exclusive_group()
     form.add_argument("--params", action="store_true", help="add the table of parameters")
     form.add_argument(
         "--graph",
         nargs="?",
-        const=_OUTPUT,
+        const=look.OUTPUT,
         metavar="FILE.svg",
         help="draw it as SVG, to a file or the output",
     )
@@ -255,9 +174,9 @@ def _add_looking_verbs(verbs: Any) -> None:
         help="write a gin file, or Python code of a fiddle config, that makes the same tree",
     )
     names = "a gin file, several joined by commas, the folder of a run, or fdl:BUILDER"
-    diff = _verb(verbs, "diff", _diff, "compare settings and sizes of two experiments")
+    diff = _verb(verbs, "diff", look.diff_verb, "compare settings and sizes of two experiments")
     diff.add_argument("experiment", nargs="*", metavar="EXPERIMENT", help=names)
-    check = _verb(verbs, "check", _check, "validate experiments without a device")
+    check = _verb(verbs, "check", look.check_verb, "validate experiments without a device")
     check.add_argument(
         "experiment",
         nargs="*",
@@ -272,10 +191,7 @@ def _add_looking_verbs(verbs: Any) -> None:
     for verb in (diff, check):
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
         _fdl_set(verb)
-    _verb(verbs, "components", _components, "list what gin and fiddle can assemble")
-
-
-_BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
+    _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
@@ -314,15 +230,3 @@ def _verb(
     )
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return verb
-
-
-def _write(text: str, file: str) -> None:
-    if file == _OUTPUT:
-        _say(text)
-        return
-    Path(file).write_text(f"{text}\n", encoding="utf-8")
-    _say(f"wrote {file}")
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

@@ -24,7 +24,7 @@ def command(capsys):
 
 
 def test_check_refuses_optimizer_state_that_does_not_divide_over_the_mesh(command):
-    """1 + 1 + 1 rows over `data`; 16 is no multiple of 3, which only ZeRO asks for."""
+    """The width of 16 is no multiple of 3; only ZeRO splits it over the 3 parts of `data`."""
     flags = ("--gin.DATA_PARTITIONS=3", "--gin.BATCH_SIZE=6")
     assert command("check", TINY, *flags)[0] == 0
     status, out, _ = command("check", f"{TINY},gin/sharding/zero1.gin", *flags)
