@@ -7,7 +7,6 @@ gin files; the line that set a value is the one that fiddle's argument history r
 from __future__ import annotations
 
 import copy
-import functools
 import importlib
 import inspect
 import re
@@ -28,7 +27,6 @@ from gshard_exp.config.errors import ConfigError, nearest, one_of
 from gshard_exp.config.fiddle_paths import set_at
 from gshard_exp.config.parse import Program
 from gshard_exp.config.provenance import CallNode, Node, Where
-from gshard_exp.config.search import shipped_root
 from gshard_exp.config.to_fiddle import of_gin
 from gshard_exp.config.values import Binding, Site
 
@@ -67,9 +65,11 @@ def assemble_fiddle(
     for assignment in assignments:
         place = set_at(config, assignment)
         sites[place] = Site("", 0, flag=assignment, option="--fdl_set=")
+    asked = history.Location(f"--fdl_config={expression}", 0, None)
     for name, value in unset.items():
         if name not in fdl.ordered_arguments(config):
-            setattr(config, name, value)
+            with history.custom_location(lambda: asked):
+                setattr(config, name, value)
     reader = _Reader(sites)
     origin = Where(Site("", 0, flag=expression, option="--fdl_config="))
     call = reader.node(config, origin, "")
@@ -260,10 +260,10 @@ class _Reader:
         return Where(Site(_shown(location.filename), location.line_number))
 
 
-@functools.cache
 def _shown(filename: str) -> str:
     """Write a file as its reader knows it: from our folder or the current one, if it lies there."""
-    for folder in (shipped_root(), Path.cwd()):
+    ours = Path(__file__).resolve().parents[2]
+    for folder in (ours, Path.cwd()):
         if Path(filename).is_absolute() and Path(filename).is_relative_to(folder):
             return str(Path(filename).relative_to(folder))
     return filename
