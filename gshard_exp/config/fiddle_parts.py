@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import fiddle as fdl
-from fiddle import selectors
+from fiddle import history, selectors
 
 from gshard_exp import axes
-from gshard_exp.config.to_fiddle import of_gin
+from gshard_exp.config.assemble import Assembled
+from gshard_exp.config.reading import read_files
+from gshard_exp.config.to_fiddle import fiddle_config
 from gshard_exp.data.batches import RandomData, SeqioData
 from gshard_exp.data.corpus import Corpus
 from gshard_exp.data.tasks import TranslationTasks
@@ -22,7 +24,6 @@ from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.dispatch import EinsumDispatch
-from gshard_exp.moe.gating import Top2Gating
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.score.evaluate import LossByLanguage
 from gshard_exp.score.greedy import GreedySamples
@@ -103,18 +104,13 @@ def moe_model(
         num_experts=experts,
         expert_mlp_dim=sizes.mlp,
         group_size=group_size,
-        gating=fdl.Config(Top2Gating),
         dispatch=fdl.Config(dispatch),
-        train_capacity_factor=1.0,
-        eval_capacity_factor=2.0,
     )
     encoder = _stack(sizes, [_encoder_block(sizes, ffn) for ffn in (dense, sparse)], remat)
     decoder = _stack(sizes, [_decoder_block(sizes, ffn) for ffn in (dense, sparse)], remat)
     model = _model(sizes, encoder, decoder, dtype)
-    model.aux_loss_factor = 0.01
     model.router_z_loss_factor = 0.0
-    if routing != "gshard":
-        route(model, routing)
+    route(model, routing)
     return model
 
 
@@ -122,24 +118,39 @@ def route(model: fdl.Config, name: str) -> None:
     """Give the sparse layers of a model the routing of gin/moe/NAME.gin.
 
     The settings are read from the file, where their sources stand: what that file sets is taken,
-    what the file of the model sets stays.
+    all else of the model stays.
+
+    Raises:
+        ConfigError: there is no such file.
     """
-    files = ("gin/sharding/expert_parallel.gin", "gin/tasks/random.gin", "gin/runs/pretrain.gin")
-    run: dict[str, Any] = {"BATCH_SIZE": 8, "TRAIN_STEPS": 1}
-    run["TASK_FEATURE_LENGTHS"] = {"inputs": 512, "targets": 512}
-    other = of_gin("gin/models/tiny.gin", f"gin/moe/{name}.gin", *files, **run).model
-    _take_routing(other, model)
+    (mlp,) = {layer.expert_mlp_dim for layer in selectors.select(model, MoeLayer)}
+    lengths = {"inputs": 512, "targets": 512}
+    run: dict[str, Any] = {"BATCH_SIZE": 8, "TRAIN_STEPS": 1, "TASK_FEATURE_LENGTHS": lengths}
+    # What a file of routing may read of the model's sizes.
+    run["EXPERT_MLP_DIM"] = mlp
+    files = ["gin/models/tiny.gin", f"gin/moe/{name}.gin", "gin/sharding/expert_parallel.gin"]
+    files += ["gin/tasks/random.gin", "gin/runs/pretrain.gin"]
+    read = read_files(name, files, [f"{macro}={value!r}" for macro, value in run.items()])
+    source = fiddle_config(read.assembled).model
+    _take_routing(read.assembled, "model", source, model)
     for stack in ("encoder", "decoder"):
-        (source,) = selectors.select(getattr(other.module, stack), MoeLayer)
-        for layer in selectors.select(getattr(model.module, stack), MoeLayer):
-            _take_routing(source, layer)
+        layer = getattr(source.module, stack).pattern[1].ffn  # tiny.gin: (dense, sparse)
+        for target in selectors.select(getattr(model.module, stack), MoeLayer):
+            place = f"model.module.{stack}.pattern[1].ffn"
+            _take_routing(read.assembled, place, layer, target)
 
 
-def _take_routing(source: fdl.Config, target: fdl.Config) -> None:
+def _take_routing(
+    assembled: Assembled[Any], path: str, source: fdl.Config, target: fdl.Config
+) -> None:
+    """Copy the arguments that a file of gin/moe sets, by itself or through a macro."""
     for name, value in fdl.ordered_arguments(source).items():
-        set_by = source.__argument_history__[name][-1].location.filename
-        if set_by.startswith("gin/moe/"):
-            setattr(target, str(name), copy.deepcopy(value))
+        where = assembled.where(f"{path}.{name}")
+        sites = [site for site in (where.site, where.read_at) if site]
+        if any(site.file.startswith("gin/moe/") for site in sites):
+            location = source.__argument_history__[name][-1].location
+            with history.custom_location(lambda found=location: found):
+                setattr(target, str(name), copy.deepcopy(value))
 
 
 def m4_task(
