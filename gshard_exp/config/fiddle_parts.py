@@ -1,7 +1,8 @@
 """Parts of an experiment as fiddle configs, for the presets and for builders of one's own.
 
-What gin files say in `gin/models`, `gin/sharding`, `gin/tasks` and `gin/runs` is said here in
-Python; a test holds the two to the same trees. Sources of the settings stand in the gin files.
+What gin files say in `gin/models`, `gin/sharding` and `gin/runs` is said here in Python; a test
+holds the two to the same trees. Routing presets (`gin/moe`) and the default data (`gin/tasks`) are
+read from their files, where the sources of their settings stand.
 """
 
 import copy
@@ -15,21 +16,15 @@ from fiddle import history, selectors
 from gshard_exp import axes
 from gshard_exp.config.assemble import Assembled
 from gshard_exp.config.reading import read_files
-from gshard_exp.config.to_fiddle import fiddle_config
-from gshard_exp.data.batches import RandomData, SeqioData
-from gshard_exp.data.corpus import Corpus
-from gshard_exp.data.tasks import TranslationTasks
-from gshard_exp.data.vocabulary import SentencePieceVocabulary
+from gshard_exp.config.to_fiddle import fiddle_config, of_gin
+from gshard_exp.data.batches import RandomData
 from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.dispatch import EinsumDispatch
 from gshard_exp.moe.layer import MoeLayer
-from gshard_exp.score.evaluate import LossByLanguage
-from gshard_exp.score.greedy import GreedySamples
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
-from gshard_exp.tasks import m4
 from gshard_exp.train.checkpoint import Checkpoints
 from gshard_exp.train.experiment import Experiment, NonFinite
 from gshard_exp.train.optimizer import Adafactor, SqrtDecay
@@ -158,51 +153,39 @@ def m4_task(
     *,
     batch_size: int,
     lengths: dict[str, int],
-    languages: Sequence[str] | None = None,
-    temperature: float = 5.0,
-    more: bool | None = None,
-    eval_period: int = 1000,
-    eval_examples: int | None = None,
+    more: bool = False,
+    **settings: Any,
 ) -> dict[str, Any]:
-    """Return data and evaluators of the default corpus; as gin/tasks/m4.gin.
+    """Return data and evaluators of the default corpus, as gin/tasks/m4.gin has them.
 
-    The tasks are one config in three places: `--fdl_set=data.tasks.temperature=1.5` changes all.
+    The tasks are one config in all places: `--fdl_set=data.tasks.temperature=1.5` changes all.
 
     Args:
         sizes: of the model, for its vocabularies.
         batch_size: rows, of evaluation.
         lengths: tokens in a row, of evaluation.
-        languages: of the mixture; None takes all.
-        temperature: shares n^(1/T).
-        more: as gin/tasks/m4_more.gin; None leaves the default.
-        eval_period: steps.
-        eval_examples: of each language; None takes all.
+        more: take gin/tasks/m4_more.gin.
+        **settings: macros of that file: `LANGUAGES=["de"]`, `TEMPERATURE=1.5`, `EVAL_PERIOD=100`.
     """
-    sources = fdl.Config(m4.default_sources)
-    if more is not None:
-        sources.more = more
-    source, target = (fdl.Config(SentencePieceVocabulary, size=n) for n in sizes.vocabularies)
-    tasks = fdl.Config(
-        TranslationTasks,
-        prefix="m4",
-        corpus=fdl.Config(Corpus, sources=sources, min_pairs=100, cache_dir="~/.cache/gshard_exp"),
-        source_vocabulary=source,
-        target_vocabulary=target,
-        temperature=temperature,
-        languages=None if languages is None else list(languages),
+    source, target = sizes.vocabularies
+    config = of_gin(
+        "gin/models/tiny.gin",
+        "gin/moe/gshard.gin",
+        "gin/sharding/expert_parallel.gin",
+        "gin/tasks/m4_more.gin" if more else "gin/tasks/m4.gin",
+        "gin/runs/pretrain.gin",
+        SOURCE_VOCAB_SIZE=source,
+        TARGET_VOCAB_SIZE=target,
+        BATCH_SIZE=batch_size,
+        TASK_FEATURE_LENGTHS=lengths,
+        TRAIN_STEPS=1,
+        **settings,
     )
-    common = {
-        "tasks": tasks,
-        "lengths": lengths,
-        "batch_size": batch_size,
-        "every_steps": eval_period,
-    }
-    evaluators = (
-        fdl.Config(LossByLanguage, max_examples_per_language=eval_examples, **common),
-        fdl.Config(GreedySamples, **common),
-    )
-    data = fdl.Config(SeqioData, mixture_or_task_name="m4", tasks=tasks, seed=0)
-    return {"data": data, "evaluators": evaluators}
+    # gin builds them anew wherever they are read.
+    for evaluator in config.evaluators:
+        if "tasks" in fdl.ordered_arguments(evaluator):
+            evaluator.tasks = config.data.tasks
+    return {"data": config.data, "evaluators": config.evaluators}
 
 
 def random_task(sizes: Sizes) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def quickstart() -> fdl.Config:
         batch_size=32,
         train_steps=1200,
         lengths=lengths,
-        task={"more": True, "temperature": 1.5, "eval_period": 1200, "eval_examples": 30},
+        task={"more": True, "TEMPERATURE": 1.5, "EVAL_PERIOD": 1200, "EVAL_EXAMPLES": 30},
         group_size=256,
     )
     config.model_dir = "runs/quickstart"
@@ -173,7 +173,7 @@ def _paper_moe(
 
 def _bilingual(sizes: parts.Sizes, language: str) -> fdl.Config:
     model = parts.dense_model(sizes)
-    task = {"languages": [language]}
+    task = {"LANGUAGES": [language]}
     return _on_m4(model, sizes, 256, _PAPER_LENGTHS, task, train_steps=100000)
 
 

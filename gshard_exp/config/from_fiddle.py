@@ -65,13 +65,11 @@ def assemble_fiddle(
     for assignment in assignments:
         place = set_at(config, assignment)
         sites[place] = Site("", 0, flag=assignment, option="--fdl_set=")
-    asked = history.Location(f"--fdl_config={expression}", 0, None)
     for name, value in unset.items():
         if name not in fdl.ordered_arguments(config):
-            with history.custom_location(lambda: asked):
-                setattr(config, name, value)
-    reader = _Reader(sites)
+            setattr(config, name, value)
     origin = Where(Site("", 0, flag=expression, option="--fdl_config="))
+    reader = _Reader(sites, origin)
     call = reader.node(config, origin, "")
     assert isinstance(call, CallNode)
     return Assembled(call.value, call, reader.program)
@@ -179,9 +177,10 @@ def _functions(module: types.ModuleType) -> dict[str, Callable[..., Any]]:
 class _Reader:
     """Turns configs into nodes, builds their values, and notes what `config.gin` needs."""
 
-    def __init__(self, sites: Sites) -> None:
+    def __init__(self, sites: Sites, origin: Where) -> None:
         self.program = Program()
         self._sites = sites
+        self._origin = origin
         self._made: dict[int, CallNode] = {}
 
     def node(self, value: Any, where: Where, path: str) -> Node:
@@ -253,10 +252,8 @@ class _Reader:
         if not entries:  # fiddle filled it in, as it does what a default factory makes
             return outer
         location = entries[-1].location
-        if location.filename.startswith("--"):  # a flag, see `to_fiddle`
-            option = re.match(r"--gin\.|--\w+=", location.filename)
-            prefix = option.group() if option else ""
-            return Where(Site("", 0, location.filename.removeprefix(prefix), prefix))
+        if location.filename == __file__:  # what `--fdl_config` itself says
+            return self._origin
         return Where(Site(_shown(location.filename), location.line_number))
 
 

@@ -15,6 +15,9 @@ from gshard_exp.config.provenance import CallNode, Node
 from gshard_exp.config.reading import read_files
 from gshard_exp.config.values import Site
 
+# A macro that is given to `of_gin` was set by the line that calls it.
+history.add_exclude_location("gshard_exp/config/to_fiddle.py")
+
 _WIDTH = 100
 _INDENT = "    "
 
@@ -107,10 +110,9 @@ class _Converter:
 
 
 def _location(site: Site | None) -> history.Location | None:
-    if site is None:
+    if site is None or site.is_flag:
         return None
-    file = f"{site.option}{site.flag}" if site.is_flag else site.file
-    return history.Location(file, site.line, None)
+    return history.Location(site.file, site.line, None)
 
 
 def _laid_out(node: ast.expr, depth: int) -> str:

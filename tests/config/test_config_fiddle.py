@@ -155,10 +155,11 @@ def test_a_config_made_of_gin_files_remembers_their_lines():
     name = COMPLETE[0]
     text = (shipped_root() / name).read_text().splitlines()
     line = next(n for n, row in enumerate(text, 1) if row.startswith("BATCH_SIZE"))
-    assembled = assemble_fiddle(Experiment, f"of_gin('{name}', NUM_HEADS=4)", HERE)
+    expression = f"of_gin('{name}', NUM_HEADS=4)"
+    assembled = assemble_fiddle(Experiment, expression, HERE)
     assert str(assembled.where("batch_size")) == f"{name}:{line}"
     heads = "model.module.encoder.pattern[0].attention.num_heads"
-    assert str(assembled.where(heads)) == "command line: --gin.NUM_HEADS=4"
+    assert str(assembled.where(heads)) == f"command line: --fdl_config={expression}"
 
 
 def test_an_auto_config_is_a_builder(tmp_path, monkeypatch):
