@@ -108,3 +108,11 @@ def test_a_profile_adds_up_by_part_and_by_kind():
         assert sum(found[by].values()) == pytest.approx(total)
     assert {"attention", "experts"} <= found["ms_by_part"].keys()
     assert "products" in found["ms_by_kind"]
+
+
+def test_the_input_pipeline_is_compared_with_what_training_consumes():
+    arguments = (f"--gin_file={tiny_run.TINY}", "--batches=10", "--train_tokens_per_s=1")
+    found = json.loads(bench("input_pipeline.py", *arguments, "--json"))
+    assert found["filled"] == 1.0  # random rows are full, one example each
+    assert found["examples_per_s"] == pytest.approx(found["tokens_per_s"] / 16)
+    assert found["times_of_training"] == pytest.approx(found["positions_per_s"])
