@@ -12,18 +12,17 @@ import sys
 import time
 
 import numpy as np
-from ours import Step, assembled
+from ours import Step, as_written, assembled
 from timing import in_turn
 
-from gshard_exp.config import assemble, binding_from_flag
-from gshard_exp.train.experiment import Experiment
+from gshard_exp.config import binding_from_flag
 
 ENOUGH = 5  # times what training consumes
 
 
 def measure(files, bindings, *, batches: int, train_tokens_per_s: float | None) -> dict:
     """Time batches in a row; return what is printed."""
-    experiment = assemble(Experiment, files, bindings).tree
+    experiment = as_written(files, bindings)
     positions = experiment.batch_size * sum(experiment.lengths.values())
     if train_tokens_per_s is None:
         step = in_turn({"step": Step(assembled(files, bindings))}, rounds=5, warm_up=2)["step"]
