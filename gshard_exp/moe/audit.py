@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from gshard_exp.moe.gating import Gating, Top2Gating
+from gshard_exp.moe.gating import Top2Gating
 from gshard_exp.moe.queues import one_hot
+from gshard_exp.moe.routing import Gating
 
 
 @dataclasses.dataclass(frozen=True)
