@@ -208,6 +208,15 @@ def _add_looking_verbs(verbs: Any) -> None:
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
         _fdl_set(verb)
     _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
+    audit = _verb(
+        verbs, "audit", look.audit_verb, "compare routing presets with Algorithm 1, token by token"
+    )
+    audit.add_argument(
+        "--preset",
+        action="append",
+        help="a file of gin/moe/ by name, or a gin file; may be repeated; default: all",
+    )
+    audit.add_argument("--json", metavar="OUT", help="also write the rows to a file")
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
