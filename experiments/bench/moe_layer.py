@@ -3,10 +3,13 @@
 python experiments/bench/moe_layer.py [--experts=8 --experts=64 ...] [--method=NAME ...] [--json]
 
 The dense layer is as wide as the K experts that a token may be sent to. Below that, what each part
-of the MoE layer costs: gate (softmax, choice, queues), dispatch, experts, combine.
+of the MoE layer costs: gate (softmax, choice, queues), the cumulative sums of the queues alone
+(part of the gate), dispatch, experts, combine. A method without buffers has no dispatch and combine
+apart from its experts.
 """
 
 import argparse
+import dataclasses
 import importlib
 import inspect
 import json
@@ -20,20 +23,24 @@ from timing import in_turn
 
 from gshard_exp import moe
 from gshard_exp.model.layers import FeedForward
-from gshard_exp.moe.gating import Gating, Top2Gating
+from gshard_exp.moe.dispatch import BufferedDispatch, Dispatch
+from gshard_exp.moe.experts import Experts
+from gshard_exp.moe.gating import Top2Gating
 from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.moe.queues import one_hot, queue
+from gshard_exp.moe.routing import Gating
+from gshard_exp.sharding.mesh import MeshSpec
 
 EXPERTS = (8, 16, 32, 64, 128, 256, 512)
 
 
-def methods() -> dict[str, Callable[[], object]]:
-    """Find the dispatch methods: classes of `gshard_exp.moe` with `dispatch` and `combine`."""
+def methods() -> dict[str, Callable[[], Dispatch]]:
+    """Find the dispatch methods: the concrete `...Dispatch` classes of `gshard_exp.moe`."""
     found = {}
     for info in pkgutil.iter_modules(moe.__path__):
         module = importlib.import_module(f"{moe.__name__}.{info.name}")
         for name, member in inspect.getmembers(module, inspect.isclass):
-            moves = callable(getattr(member, "dispatch", None)) and hasattr(member, "combine")
-            if moves and not getattr(member, "_is_protocol", False):
+            if name.endswith("Dispatch") and dataclasses.is_dataclass(member):
                 found[name] = member
     return found
 
@@ -101,30 +108,37 @@ def measure_parts(experts: int, sizes: argparse.Namespace, gating: Gating, metho
         return gating(logits_GSE, valid_GS, capacity, uniform_GS)
 
     routing = jax.jit(route)(x_GSM, router_ME)
-    y_GECM = jax.jit(lambda x: method.dispatch(x, routing, experts, capacity))(x_GSM)
+
+    def queues(expert_GSK):
+        ahead_GE = jnp.zeros((groups, experts), jnp.int32)
+        for choice in range(expert_GSK.shape[-1]):
+            slot_GS, ahead_GE = queue(one_hot(expert_GSK[..., choice], experts), ahead_GE)
+        return slot_GS, ahead_GE
 
     def gate(x_GSM, router_ME):
         found = route(x_GSM, router_ME)
         return found.weight, found.aux_loss, jnp.sum(found.slot).astype(jnp.float32)
 
-    def compute(y_GECM, wi_EMH, wo_EHM):
-        y_EGCM = jnp.swapaxes(y_GECM, 0, 1)
-        h_EGCH = jax.nn.relu(jnp.einsum("EGCM,EMH->EGCH", y_EGCM, wi_EMH))
-        return jnp.swapaxes(jnp.einsum("EGCH,EHM->EGCM", h_EGCH, wo_EHM), 0, 1)
-
-    things = {
-        "gate": both_ways(gate, x_GSM, router_ME),
-        "dispatch": both_ways(
-            lambda x, routing: method.dispatch(x, routing, experts, capacity), x_GSM, fixed=routing
-        ),
-        "experts": both_ways(compute, y_GECM, wi_EMH, wo_EHM),
-        "combine": both_ways(
-            lambda y, weight, routing: method.combine(y, routing._replace(weight=weight)),
-            y_GECM,
-            routing.weight,
+    things = {"gate": both_ways(gate, x_GSM, router_ME), "cumsum": waiting(queues, routing.expert)}
+    if not isinstance(method, BufferedDispatch):
+        things["experts"] = both_ways(
+            lambda x, wi, wo, routing: method(x, routing, Experts(wi, wo), capacity),
+            *(x_GSM, wi_EMH, wo_EHM),
             fixed=routing,
-        ),
-    }
+        )
+    else:
+        y_GECM = jax.jit(lambda x: method.dispatch(x, routing, experts, capacity))(x_GSM)
+        things["dispatch"] = both_ways(
+            lambda x, routing: method.dispatch(x, routing, experts, capacity), x_GSM, fixed=routing
+        )
+        things["experts"] = both_ways(
+            lambda y, wi, wo: Experts(wi, wo).of_buffers(y), y_GECM, wi_EMH, wo_EHM
+        )
+        things["combine"] = both_ways(
+            lambda y, weight, routing: method.combine(y, routing._replace(weight=weight)),
+            *(y_GECM, routing.weight),
+            fixed=routing,
+        )
     times = in_turn(things, rounds=sizes.rounds)
     return {name: 1e3 * timing.median for name, timing in times.items()}
 
@@ -161,12 +175,13 @@ def table(result: dict) -> str:
         lines.append(
             f"| {size['experts']} | {size['capacity']} | {size['dense_ms']:.1f} | {shares} |"
         )
-    parts = ("gate", "dispatch", "experts", "combine")
+    parts = ("gate", "cumsum", "dispatch", "experts", "combine")
     lines += ["", f"| E | method | {' | '.join(f'{part} ms' for part in parts)} |"]
     lines += ["|---" * (2 + len(parts)) + "|"]
     for size in result["sizes"]:
         for name in names:
-            costs = " | ".join(f"{size['parts_ms'][name][part]:.1f}" for part in parts)
+            of_parts = size["parts_ms"][name]
+            costs = " | ".join(f"{of_parts[p]:.1f}" if p in of_parts else "-" for p in parts)
             lines.append(f"| {size['experts']} | {name} | {costs} |")
     return "\n".join(lines)
 
@@ -185,6 +200,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
+    MeshSpec().build()  # starts JAX as training does
     chosen = {name: found[name] for name in arguments.method or found}
     result = {
         "methods": list(chosen),

@@ -2,8 +2,9 @@
 
 python experiments/bench/profile_step.py [--gin_file=FILE] [--gin.NAME=VALUE ...] [--json]
 
-Times are those of instructions while they run, on all threads of the machine added up: parts that
-run beside one another count both, and shares are of that sum, not of the step's duration.
+Times add up to the duration of the step: a moment in which several instructions run, on several
+threads, is divided among them, and one in which none does is called waiting (on a CPU also the
+copies that the thread pool makes for an instruction that has already returned).
 """
 
 import argparse
@@ -21,9 +22,10 @@ from gshard_exp.config import binding_from_flag
 from gshard_exp.sharding import hlo
 
 GIN = "experiments/bench/nllb_size.gin"
+WAITING = "waiting"
 # The first pattern that the name of an instruction's origin matches says its part.
 PARTS = (
-    ("experts", r"ffn/.*(EGCM,EMH|EGCH,EHM)"),
+    ("experts", r"ffn/.*(ERM,EMH|ERH,EHM)"),
     ("dispatch and combine", r"_scatter_rows|_gather_rows|scatter|GSX|gather_rows"),
     ("gating", r"ffn/.*(softmax|argmax|cumsum|one_hot|top_k|sort)|GSM,ME"),
     ("attention", r"attention"),
@@ -62,21 +64,28 @@ def measure(files: list[str], bindings: list[str], *, steps: int) -> dict:
             for _ in range(steps):
                 step()
         (path,) = glob.glob(f"{folder}/**/*.xplane.pb", recursive=True)
-        seconds = _seconds_by_instruction(jax.profiler.ProfileData.from_file(path))
+        profile = jax.profiler.ProfileData.from_file(path)
     program = hlo.parse(step.compiled.as_text())
     lines = {run.instruction.name: run.instruction for run in program.executions()}
+    leaves = {name for name, line in lines.items() if line.opcode not in ("while", "call")}
+    seconds = _divide(_events(profile, leaves))
     parts: collections.Counter[str] = collections.Counter()
     kinds: collections.Counter[str] = collections.Counter()
     rows = []
-    for name in seconds.keys() & lines.keys():
-        ms = 1e3 * seconds[name] / steps
+    for name, of_name in seconds.items():
+        ms = 1e3 * of_name / steps
+        if name == WAITING:
+            parts[name] += ms
+            kinds[name] += ms
+            continue
         bodies = [i for body in lines[name].called for i in program.computations[body]]
         family = [lines[name], *reversed(bodies)]
         origin = next((line.op_name for line in family if line.op_name), lines[name].opcode)
         kind = _kind({line.opcode for line in family})
-        parts[part_of(origin)] += ms
+        part = part_of(origin) + (", products" if kind == "products" else "")
+        parts[part] += ms
         kinds[kind] += ms
-        rows.append({"ms": ms, "name": name, "kind": kind, "origin": origin})
+        rows.append({"ms": ms, "name": name, "kind": kind, "part": part, "origin": origin})
     rows.sort(key=lambda row: -row["ms"])
     return {
         "ms_by_part": dict(parts.most_common()),
@@ -89,21 +98,33 @@ def _kind(opcodes: set[str]) -> str:
     return next((kind for kind, of_kind in KINDS if of_kind & opcodes), "element-wise")
 
 
-def _seconds_by_instruction(profile) -> dict[str, float]:
-    """Add up events by name, less what runs within them (loops and calls hold their bodies)."""
-    seconds: dict[str, float] = collections.Counter()
-    for plane in profile.planes:
-        for line in plane.lines:
-            open_events: list[tuple[float, str]] = []
-            for event in sorted(line.events, key=lambda e: (e.start_ns, -e.duration_ns)):
-                end = event.start_ns + event.duration_ns
-                while open_events and open_events[-1][0] <= event.start_ns:
-                    open_events.pop()
-                if open_events:
-                    seconds[open_events[-1][1]] -= event.duration_ns / 1e9
-                seconds[event.name] += event.duration_ns / 1e9
-                open_events.append((end, event.name))
-    return seconds
+def _events(profile, names: set[str]) -> list[tuple[float, float, str]]:
+    """List (start, end, name), in nanoseconds, of what is named and ran."""
+    return [
+        (event.start_ns, event.start_ns + event.duration_ns, event.name)
+        for plane in profile.planes
+        for line in plane.lines
+        for event in line.events
+        if event.name in names
+    ]
+
+
+def _divide(events: list[tuple[float, float, str]]) -> dict[str, float]:
+    """Divide each moment among the events that run then; return seconds by name."""
+    seconds: collections.Counter[str] = collections.Counter()
+    running: collections.Counter[str] = collections.Counter()
+    starts = [(start, 1, name) for start, _, name in events]
+    ends = [(end, -1, name) for _, end, name in events]
+    last = min(start for start, _, _ in events)
+    for moment, change, name in sorted(starts + ends):
+        count = running.total()
+        for other, times in running.items() if count else [(WAITING, 1)]:
+            seconds[other] += (moment - last) / 1e9 * times / max(count, 1)
+        running[name] += change
+        if not running[name]:
+            del running[name]
+        last = moment
+    return dict(seconds)
 
 
 def table(result: dict, top: int) -> str:
@@ -111,7 +132,7 @@ def table(result: dict, top: int) -> str:
     total = sum(result["ms_by_part"].values())
     lines = []
     for by in ("part", "kind"):
-        lines += [f"| {by} | ms of thread time | share |", "|---|---|---|"]
+        lines += [f"| {by} | ms of the step | share |", "|---|---|---|"]
         for name, ms in result[f"ms_by_{by}"].items():
             lines.append(f"| {name} | {ms:.0f} | {ms / total:.1%} |")
         lines.append("")
