@@ -1,10 +1,13 @@
 """The bias that balances experts: its gradient is the load, and the optimizer steps by its sign."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+import tiny_run
 from test_moe_layer import KEY, B, E, L, M, layer, tokens, weights
 
 from gshard_exp.moe.biased import BiasedTopKGating
@@ -147,3 +150,20 @@ def test_a_shared_expert_is_a_dense_layer_beside_the_others():
     both = layer(shared_mlp_dim=12).apply({"params": weights() | shared}, x, **how)
     dense = np.maximum(x @ shared["shared_wi"], 0) @ shared["shared_wo"]
     np.testing.assert_allclose(both, alone + dense, rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_that_was_stopped_goes_on_with_its_bias(tmp_path):
+    biased = "gshard_exp.moe.biased.BiasedTopKGating"
+    flags = (f"GATING=@{biased}()", f"{biased}.num_choices=1")
+    whole, halves = (
+        tiny_run.experiment(tmp_path / name, *flags, train_steps=8) for name in ("whole", "halves")
+    )
+    expected, _ = tiny_run.train(whole)
+    tiny_run.train(dataclasses.replace(halves, train_steps=4))
+    resumed, said = tiny_run.train(halves)
+    assert said[0].endswith("checkpoint_4")
+    tiny_run.assert_equal(tiny_run.arrays(resumed), tiny_run.arrays(expected))
+    bias = np.asarray(expected.params["encoder"]["pattern_0"]["ffn"]["router_bias"])
+    # Eight steps of 1e-3, up or down.
+    assert np.abs(bias).max() >= 1e-3
+    np.testing.assert_allclose(bias / 1e-3, np.round(bias / 1e-3), atol=1e-3)
