@@ -6,7 +6,7 @@ import models
 import numpy as np
 import pytest
 
-from gshard_exp import axes
+from gshard_exp import axes, cli
 from gshard_exp.errors import SettingError
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.gather import GatherDispatch
@@ -181,3 +181,18 @@ def test_a_layer_with_local_gathers_sends_what_the_others_send():
         sent[type(dispatch).__name__] = sorted((c.kind, c.bytes, c.group, c.times) for c in found)
     assert "all-to-all" in {kind for kind, *_ in sent["GatherDispatch"]}
     assert sent["GatherDispatch"] == sent["ScatterDispatch"] == sent["EinsumDispatch"]
+
+
+def test_a_gin_file_chooses_local_gathers(tmp_path, capsys):
+    file = tmp_path / "local.gin"
+    file.write_text(
+        "from __gin__ import dynamic_registration\n"
+        "from gshard_exp.moe import gather\n"
+        "DISPATCH = @gather.GatherDispatch()\n"
+    )
+    small = "tests/gin/tiny.gin"
+    assert cli.main(["show", f"--gin_file={small}", f"--gin_file={file}"]) == 0
+    shown = capsys.readouterr().out
+    assert (
+        "dispatch = @gshard_exp.moe.gather.GatherDispatch()" in shown or "GatherDispatch" in shown
+    )
