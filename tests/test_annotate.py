@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from gshard_exp.errors import SettingError
 from gshard_exp.sharding import hlo
@@ -83,13 +84,21 @@ def test_replicate_leaves_a_value_of_any_rank_whole_on_every_device(way, shape, 
     [
         (1, [0, 0, 0, 0, 0, 0, 0, 0]),
         (2, [0, 0, 0, 0, 4, 4, 4, 4]),  # over data
-        (4, [0, 2, 4, 6, 0, 2, 4, 6]),  # over expert: one axis rather than two
+        (4, [0, 2, 4, 6, 0, 2, 4, 6]),  # over expert
         (8, [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_split_takes_the_fewest_axes_whose_sizes_multiply(num_partitions, first_rows, mesh):
+def test_split_takes_axes_whose_sizes_multiply(num_partitions, first_rows, mesh):
     y = split(count(8), 0, num_partitions)
     assert [int(parts(y)[device][0]) for device in range(8)] == first_rows
+
+
+def test_one_axis_is_taken_rather_than_two():
+    sizes = {"data": 2, "expert": 2, "model": 4}
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 3)
+    with partitioning(mesh):
+        (annotation,) = jax.make_jaxpr(lambda x: split(x, 0, 4))(count(8)).eqns
+    assert annotation.params["sharding"].spec == PartitionSpec(("model",))
 
 
 def test_among_axes_of_one_size_split_takes_the_first():

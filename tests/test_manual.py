@@ -86,16 +86,23 @@ def test_gradients_go_through_scanned_and_recomputed_manual_functions():
 
 
 @pytest.mark.parametrize("over", [(axes.KV,), ()], ids=["replicated", "nothing"])
-def test_where_nothing_is_split_the_function_sees_the_whole(over):
+def test_where_nothing_is_manual_the_partitioner_splits_as_around_it(over):
+    names = (axes.GROUP, axes.ACTIVATION_EMBED)
     seen = []
+
+    def double(x):
+        seen.append(x.shape)
+        return x * 2
+
+    def program(x):
+        x = constrain(x, *names)
+        y = manual(double, {"x": (x, names)}, result=names, over=over)
+        return constrain(y, *names)
+
     with partitioning(MESH.build(), RULES):
-        manual(
-            lambda x: seen.append(x.shape) or x,
-            {"x": (X, (axes.GROUP, None))},
-            result=(axes.GROUP, None),
-            over=over,
-        )
+        compiled = models.compiled(program, X)
     assert seen == [X.shape]
+    assert hlo.parse(compiled.as_text()).collectives() == []
 
 
 def test_outside_of_partitioning_it_is_the_plain_call():
@@ -192,7 +199,6 @@ def test_a_gin_file_chooses_local_gathers(tmp_path, capsys):
     )
     small = "tests/gin/tiny.gin"
     assert cli.main(["show", f"--gin_file={small}", f"--gin_file={file}"]) == 0
-    lines = [
-        line.split() for line in capsys.readouterr().out.splitlines() if ".dispatch = " in line
-    ]
+    shown = capsys.readouterr().out.splitlines()
+    lines = [line.split() for line in shown if ".dispatch = " in line]
     assert lines and {line[2] for line in lines} == {"@gather.GatherDispatch()"}
