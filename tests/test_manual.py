@@ -159,7 +159,7 @@ def one_device():
     return step(models.devices(), EinsumDispatch())
 
 
-@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 8, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2)], ids=str)
 def test_a_step_with_local_gathers_is_one_with_one_hot_einsums(sizes, one_device):
     models.assert_trees_close(step(MeshSpec(*sizes).build(), GatherDispatch()), one_device)
 

@@ -111,7 +111,7 @@ def test_the_commands_of_the_section_on_fiddle_work(tmp_path, monkeypatch, capsy
 def test_the_program_of_the_section_on_sharding_prints_what_its_annotations_say(capsys):
     (program,) = blocks(section("Sharding by hand"), "python")
     exec(compile(program, "README.md", "exec"), {})
-    assert capsys.readouterr().out == "PartitionSpec(('data', 'expert'),) (2, 2)\n"
+    assert capsys.readouterr().out == "(2, 6) (2, 2)\n"
 
 
 def test_the_command_that_measures_collectives_draws_its_plot(tmp_path, monkeypatch, capsys):
