@@ -8,7 +8,8 @@ between programs.
 
 A size that does not divide is cut into parts of the size rounded up, and the partitioner pads the
 last ones; only inside a program, for JAX refuses such parts at its border: as an argument, as a
-result (which JAX then replicates) and in `device_put`.
+result (which JAX then replicates) and in `device_put`. A NumPy constant is an array between
+programs, wherever it is written.
 """
 
 import contextlib
