@@ -39,7 +39,7 @@ CORPUS = [
 ]
 TPU_COMPILER = ["libtpu"]
 BENCH = ["matplotlib>=3.8"]
-TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15"]
+TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH]
 
 ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config"]
 

@@ -217,6 +217,22 @@ def _add_looking_verbs(verbs: Any) -> None:
         help="a file of gin/moe/ by name, or a gin file; may be repeated; default: all",
     )
     audit.add_argument("--json", metavar="OUT", help="also write the rows to a file")
+    _add_collectives(verbs)
+
+
+def _add_collectives(verbs: Any) -> None:
+    verb = _verb(verbs, "collectives", look.collectives_verb, "measure the devices' exchange")
+    verb.add_argument("--devices", type=int, help="how many; default: all; on CPU simulated")
+    verb.add_argument("--sizes", default="8MB,32MB", help="of a partition; default: the paper's")
+    verb.add_argument("--runs", type=int, default=20, help="of each primitive; default: 20")
+    verb.add_argument("--plot", type=Path, metavar="FILE", help="draw into a .png or .svg file")
+    verb.add_argument(
+        "--json",
+        nargs="?",
+        const=look.OUTPUT,
+        metavar="OUT",
+        help="write JSON instead of the table, to a file or the output",
+    )
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

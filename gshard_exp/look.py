@@ -1,4 +1,4 @@
-"""The verbs that look at experiments without running them."""
+"""The verbs that look at experiments, or at the devices, without training."""
 
 import argparse
 import json
@@ -81,6 +81,21 @@ def audit_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     say(routing.table(report))
+    return 0
+
+
+def collectives_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Measure the communication primitives, beside Figure 9 of the paper."""
+    from gshard_exp.sharding import primitives_report
+
+    del bindings
+    report = primitives_report.measured_report(
+        arguments.devices, arguments.sizes, runs=arguments.runs, plot=arguments.plot
+    )
+    if arguments.json:
+        _write(json.dumps(report, indent=2), arguments.json)
+    else:
+        say(primitives_report.table(report))
     return 0
 
 

@@ -13,7 +13,8 @@ from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.gating import Top1Gating, Top2Gating
 from gshard_exp.moe.layer import check_groups
 from gshard_exp.moe.ragged import RaggedDispatch
-from gshard_exp.sharding.annotate import partitioning, sum_over_devices
+from gshard_exp.sharding.annotate import partitioning
+from gshard_exp.sharding.manual import sum_over_devices
 from gshard_exp.sharding.mesh import MeshSpec
 
 WAYS = {"tiles": grouped._tiled_dot, "chosen for the platform": grouped.grouped_dot}

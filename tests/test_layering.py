@@ -36,7 +36,14 @@ LONGEST_FILE = 400  # lines
 LONGEST_FUNCTION = 60
 FORBIDDEN_STEMS = ("utils", "common", "helpers")
 ONLY_CONFIG = {"gin", "fiddle", "absl"}
-FORBIDDEN_AT_TOP = {"tensorflow", "seqio", "sentencepiece", "tensorflow_datasets", "sacrebleu"}
+FORBIDDEN_AT_TOP = {
+    "tensorflow",
+    "seqio",
+    "sentencepiece",
+    "tensorflow_datasets",
+    "sacrebleu",
+    "matplotlib",
+}
 
 
 def names(modules):

@@ -1,4 +1,4 @@
-"""README.md: a router and a builder of one's own, as they stand there, and its commands."""
+"""README.md: code of one's own, as it stands there, and its commands."""
 
 import os
 import re
@@ -106,3 +106,18 @@ def test_the_commands_of_the_section_on_fiddle_work(tmp_path, monkeypatch, capsy
             assert said.count("ffn.num_experts = 16  # my_builders.py:") == 2
     sys.modules.pop("my_builders")
     assert verbs == {"train", "show", "diff"}
+
+
+def test_the_program_of_the_section_on_sharding_prints_what_its_annotations_say(capsys):
+    (program,) = blocks(section("Sharding by hand"), "python")
+    exec(compile(program, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "(2, 6) (2, 2)\n"
+
+
+def test_the_command_that_measures_collectives_draws_its_plot(tmp_path, monkeypatch, capsys):
+    ((platform, _, *argv),) = commands(section("Sharding by hand"))
+    assert (platform, argv[0]) == ("JAX_PLATFORMS=cpu", "collectives")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*argv, "--sizes=1KB", "--runs=1"]) == 0
+    assert "collective-permute" in capsys.readouterr().out
+    assert (tmp_path / "collectives.png").stat().st_size > 1000

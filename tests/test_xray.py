@@ -257,6 +257,7 @@ def test_components_lists_what_gin_files_build():
         "gshard_exp.moe.biased.BiasedTopKGating",
         "gshard_exp.moe.dispatch.EinsumDispatch",
         "gshard_exp.moe.dispatch.ScatterDispatch",
+        "gshard_exp.moe.gather.GatherDispatch",
         "gshard_exp.moe.ragged.RaggedDispatch",
         "gshard_exp.moe.layer.MoeLayer",
         "gshard_exp.model.transformer.Transformer",

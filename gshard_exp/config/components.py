@@ -44,7 +44,11 @@ KINDS = (
         tuple(f"gshard_exp.moe.{name}" for name in ("gating", "noisy", "expert_choice", "biased")),
         "capacity",
     ),
-    Kind("Dispatch methods", ("gshard_exp.moe.dispatch", "gshard_exp.moe.ragged"), "__call__"),
+    Kind(
+        "Dispatch methods",
+        tuple(f"gshard_exp.moe.{name}" for name in ("dispatch", "gather", "ragged")),
+        "__call__",
+    ),
     Kind(
         "Layers",
         ("gshard_exp.moe.layer", "gshard_exp.model.layers", "gshard_exp.model.transformer"),
