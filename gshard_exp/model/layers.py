@@ -1,5 +1,7 @@
 """Layers of the Transformer. Each computes in the dtype of its input, from float32 parameters."""
 
+from typing import Literal
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -22,6 +24,11 @@ _heads_out_init = jax.nn.initializers.variance_scaling(
 # Masked scores: far below any real score, and far above float32's lowest, so that a row whose
 # every key is masked gives a uniform distribution instead of NaN.
 _MASKED = -1e9
+
+# What an attention does with the collection `cache`: "append" adds the keys and values of the new
+# tokens to those of the tokens before (self-attention), "keep" computes those of the memory once
+# (attention to the encoder).
+Cache = Literal["append", "keep"]
 
 
 class RmsNorm(nn.Module):
@@ -92,24 +99,43 @@ class MultiHeadAttention(nn.Module):
         x_BLM: Float[Array, "B L M"],
         memory_BKM: Float[Array, "B K M"],
         *,
-        mask: Bool[Array, "B L K"],
+        mask: Bool[Array, "B L K"] | None,
         rows: Int[Array, " B"],
         deterministic: bool,
+        cache: Cache | None = None,
     ) -> Float[Array, "B L M"]:
-        """Attend from `x_BLM` to `memory_BKM` where `mask` is True."""
+        """Attend from `x_BLM` to `memory_BKM` where `mask` is True.
+
+        With `cache`, the first call that finds no variables in the collection of that name makes
+        them, and later calls use them (t5x's contract: t5x/examples/scalable_t5/layers.py):
+
+        * "append": the first call gives the capacity, K slots of zeros. Later ones write the L
+          new tokens to the slots from `cache_index` on, and attend to all slots where `mask`
+          [B, L, capacity] is True; without a mask, to the new token and those before it.
+        * "keep": the first call computes keys and values of the memory, later ones do not look at
+          `memory_BKM`. `x_BLM` may have n times the rows of the memory: n consecutive rows then
+          share one row of it, and `mask` is [B of the memory, n * L, K].
+
+        Departure from t5x: cached keys and values are [B, N, K, D], where t5x's are [B, N, D, K].
+        """
         width = x_BLM.shape[-1]
-        query_BLND = self._project("query", x_BLM)
-        key_BKND = self._project("key", memory_BKM)
-        value_BKND = self._project("value", memory_BKM)
-        query_BLND = query_BLND * self.head_dim**-0.5
-        scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND, key_BKND)
-        scores_BNLK = scores_BNLK.astype(jnp.float32)
-        scores_BNLK = jnp.where(mask[:, None, :, :], scores_BNLK, _MASKED)
-        weights_BNLK = jax.nn.softmax(scores_BNLK, axis=-1).astype(x_BLM.dtype)
-        weights_BNLK = Dropout(self.dropout_rate, name="dropout")(
-            weights_BNLK, rows=rows, deterministic=deterministic
-        )
-        mixed_BLND = jnp.einsum("BNLK,BKND->BLND", weights_BNLK, value_BKND)
+        query_BLND = self._project("query", x_BLM) * self.head_dim**-0.5
+        if cache is None:
+            key, value = self._project("key", memory_BKM), self._project("value", memory_BKM)
+            mixed_BLND = self._attend(
+                query_BLND, key, value, "BKND", mask, rows=rows, deterministic=deterministic
+            )
+        else:
+            if cache == "keep":
+                key, value = self._kept(memory_BKM)
+            else:
+                key, value, mask = self._appended(memory_BKM, mask)
+            # Rows that share a row of the memory are so many queries to it.
+            shape = query_BLND.shape
+            query_BLND = query_BLND.reshape(key.shape[0], -1, *shape[2:])
+            mixed_BLND = self._attend(
+                query_BLND, key, value, "BNKD", mask, rows=rows, deterministic=deterministic
+            ).reshape(shape)
         out_NDM = nn_partitioning.param_with_axes(
             "out",
             _heads_out_init,
@@ -118,6 +144,57 @@ class MultiHeadAttention(nn.Module):
             axes=(axes.HEADS, axes.KV, axes.EMBED),
         )
         return jnp.einsum("BLND,NDM->BLM", mixed_BLND, out_NDM.astype(x_BLM.dtype))
+
+    def _attend(self, query_BLND, key, value, layout: str, mask, *, rows, deterministic):
+        """Mix values; `layout` names the axes of `key` and `value`."""
+        scores_BNLK = jnp.einsum(f"BLND,{layout}->BNLK", query_BLND, key).astype(jnp.float32)
+        scores_BNLK = jnp.where(mask[:, None, :, :], scores_BNLK, _MASKED)
+        weights_BNLK = jax.nn.softmax(scores_BNLK, axis=-1).astype(query_BLND.dtype)
+        weights_BNLK = Dropout(self.dropout_rate, name="dropout")(
+            weights_BNLK, rows=rows, deterministic=deterministic
+        )
+        return jnp.einsum(f"BNLK,{layout}->BLND", weights_BNLK, value)
+
+    def _kept(self, memory_BKM: Float[Array, "B K M"]):
+        """Return keys and values of the memory, [B, N, K, D], computed by the first call."""
+
+        def computed(name: str) -> Float[Array, "B N K D"]:
+            return jnp.swapaxes(self._project(name, memory_BKM), 1, 2)
+
+        if self.has_variable("cache", "memory_key"):
+            return self.get_variable("cache", "memory_key"), self.get_variable(
+                "cache", "memory_value"
+            )
+        key_BNKD = self.variable("cache", "memory_key", computed, "key").value
+        value_BNKD = self.variable("cache", "memory_value", computed, "value").value
+        return key_BNKD, value_BNKD
+
+    def _appended(self, x_BLM: Float[Array, "B L M"], mask: Bool[Array, "B L K"] | None):
+        """Add the keys and values of new tokens to the cache; return all, and the mask."""
+        key_BNLD = jnp.swapaxes(self._project("key", x_BLM), 1, 2)
+        value_BNLD = jnp.swapaxes(self._project("value", x_BLM), 1, 2)
+        begun = self.has_variable("cache", "cached_key")
+        cached_key = self.variable("cache", "cached_key", jnp.zeros_like, key_BNLD)
+        cached_value = self.variable("cache", "cached_value", jnp.zeros_like, value_BNLD)
+        index = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
+        slots_K = jnp.arange(cached_key.value.shape[2])
+        new_L = jnp.arange(key_BNLD.shape[2]) + index.value
+        if mask is None:
+            mask = jnp.broadcast_to(
+                (slots_K[None, :] <= new_L[:, None])[None, :, :],
+                (x_BLM.shape[0], new_L.size, slots_K.size),
+            )
+        if not begun:
+            return key_BNLD, value_BNLD, mask
+        for cached, new_BNLD in ((cached_key, key_BNLD), (cached_value, value_BNLD)):
+            updated = jax.lax.dynamic_update_slice_in_dim(
+                cached.value, new_BNLD, index.value, axis=2
+            )
+            cached.value = constrain(
+                updated, axes.BATCH, axes.ACTIVATION_HEADS, axes.LENGTH, axes.ACTIVATION_KV
+            )
+        index.value = index.value + key_BNLD.shape[2]
+        return cached_key.value, cached_value.value, mask
 
     def _project(self, name: str, x_BLM: Float[Array, "B L M"]) -> Float[Array, "B L N D"]:
         kernel_MND = nn_partitioning.param_with_axes(
@@ -229,3 +306,20 @@ def sinusoidal_positions(
     angles = positions.astype(jnp.float32)[:, :, None] * frequencies[None, None, :]
     codes = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=-1)
     return codes[:, :, :width].astype(dtype)
+
+
+class DecodePositions(nn.Module):
+    """Counts the tokens of step-by-step decoding that have gone by, in the collection `cache`.
+
+    The variable's name is one that t5x (t5x/decoding.py, `cache_map`) knows to be an index.
+    """
+
+    @nn.compact
+    def __call__(self, tokens: Int[Array, "B L"]) -> Int[Array, "B L"]:
+        """Return the positions of the next tokens; the first call only makes the counter."""
+        begun = self.has_variable("cache", "position_embedder_index")
+        index = self.variable("cache", "position_embedder_index", jnp.zeros, (), jnp.int32)
+        positions = jnp.broadcast_to(index.value + jnp.arange(tokens.shape[1]), tokens.shape)
+        if begun:
+            index.value = index.value + tokens.shape[1]
+        return positions
