@@ -116,26 +116,22 @@ class MultiHeadAttention(nn.Module):
           `memory_BKM`. `x_BLM` may have n times the rows of the memory: n consecutive rows then
           share one row of it, and `mask` is [B of the memory, n * L, K].
 
-        Departure from t5x: cached keys and values are [B, N, K, D], where t5x's are [B, N, D, K].
+        Cached keys are [B, N, D, K] as in t5x; values are [B, N, K, D], where t5x's are as its keys.
+        The axis that a step sums over comes first, the one it keeps last: on CPU the products of
+        a step take a fifth of the time that [B, N, K, D] keys take.
         """
         width = x_BLM.shape[-1]
-        query_BLND = self._project("query", x_BLM) * self.head_dim**-0.5
-        if cache is None:
-            key, value = self._project("key", memory_BKM), self._project("value", memory_BKM)
-            mixed_BLND = self._attend(
-                query_BLND, key, value, "BKND", mask, rows=rows, deterministic=deterministic
-            )
+        query_BLND = self._project("query", x_BLM)
+        how = {"rows": rows, "deterministic": deterministic}
+        if cache is not None:
+            mixed_BLND = self._from_cache(query_BLND, memory_BKM, cache, mask, **how)
         else:
-            if cache == "keep":
-                key, value = self._kept(memory_BKM)
-            else:
-                key, value, mask = self._appended(memory_BKM, mask)
-            # Rows that share a row of the memory are so many queries to it.
-            shape = query_BLND.shape
-            query_BLND = query_BLND.reshape(key.shape[0], -1, *shape[2:])
-            mixed_BLND = self._attend(
-                query_BLND, key, value, "BNKD", mask, rows=rows, deterministic=deterministic
-            ).reshape(shape)
+            key_BKND = self._project("key", memory_BKM)
+            value_BKND = self._project("value", memory_BKM)
+            query_BLND = query_BLND * self.head_dim**-0.5
+            scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND, key_BKND)
+            weights_BNLK = self._weights(scores_BNLK, mask, **how)
+            mixed_BLND = jnp.einsum("BNLK,BKND->BLND", weights_BNLK, value_BKND)
         out_NDM = nn_partitioning.param_with_axes(
             "out",
             _heads_out_init,
@@ -145,56 +141,70 @@ class MultiHeadAttention(nn.Module):
         )
         return jnp.einsum("BLND,NDM->BLM", mixed_BLND, out_NDM.astype(x_BLM.dtype))
 
-    def _attend(self, query_BLND, key, value, layout: str, mask, *, rows, deterministic):
-        """Mix values; `layout` names the axes of `key` and `value`."""
-        scores_BNLK = jnp.einsum(f"BLND,{layout}->BNLK", query_BLND, key).astype(jnp.float32)
-        scores_BNLK = jnp.where(mask[:, None, :, :], scores_BNLK, _MASKED)
-        weights_BNLK = jax.nn.softmax(scores_BNLK, axis=-1).astype(query_BLND.dtype)
-        weights_BNLK = Dropout(self.dropout_rate, name="dropout")(
+    def _weights(self, scores_BNLK, mask, *, rows, deterministic):
+        """Return the softmax over K where `mask` is True, in the dtype of the scores."""
+        scores32_BNLK = scores_BNLK.astype(jnp.float32)
+        scores32_BNLK = jnp.where(mask[:, None, :, :], scores32_BNLK, _MASKED)
+        weights_BNLK = jax.nn.softmax(scores32_BNLK, axis=-1).astype(scores_BNLK.dtype)
+        return Dropout(self.dropout_rate, name="dropout")(
             weights_BNLK, rows=rows, deterministic=deterministic
         )
-        return jnp.einsum(f"BNLK,{layout}->BLND", weights_BNLK, value)
+
+    def _from_cache(self, query_BLND, memory_BKM, cache: Cache, mask, **how):
+        """Attend to keys and values of the cache."""
+        if cache == "keep":
+            key_BNDK, value_BNKD = self._kept(memory_BKM)
+        else:
+            key_BNDK, value_BNKD, mask = self._appended(memory_BKM, mask)
+        # Rows that share a row of the memory are so many queries to it.
+        folded_BLND = query_BLND.reshape(key_BNDK.shape[0], -1, *query_BLND.shape[2:])
+        query_BNLD = jnp.swapaxes(folded_BLND, 1, 2) * self.head_dim**-0.5
+        scores_BNLK = jnp.einsum("BNLD,BNDK->BNLK", query_BNLD, key_BNDK)
+        weights_BNLK = self._weights(scores_BNLK, mask, **how)
+        mixed_BNLD = jnp.einsum("BNLK,BNKD->BNLD", weights_BNLK, value_BNKD)
+        return jnp.swapaxes(mixed_BNLD, 1, 2).reshape(query_BLND.shape)
 
     def _kept(self, memory_BKM: Float[Array, "B K M"]):
-        """Return keys and values of the memory, [B, N, K, D], computed by the first call."""
-
-        def computed(name: str) -> Float[Array, "B N K D"]:
-            return jnp.swapaxes(self._project(name, memory_BKM), 1, 2)
-
+        """Return keys [B, N, D, K] and values [B, N, K, D] of the memory, of the first call."""
         if self.has_variable("cache", "memory_key"):
-            return self.get_variable("cache", "memory_key"), self.get_variable(
-                "cache", "memory_value"
-            )
-        key_BNKD = self.variable("cache", "memory_key", computed, "key").value
-        value_BNKD = self.variable("cache", "memory_value", computed, "value").value
-        return key_BNKD, value_BNKD
+            key_BNDK = self.get_variable("cache", "memory_key")
+            return key_BNDK, self.get_variable("cache", "memory_value")
+        key_BNDK, value_BNKD = self._to_cache(memory_BKM)
+        self.variable("cache", "memory_key", lambda: key_BNDK)
+        self.variable("cache", "memory_value", lambda: value_BNKD)
+        return key_BNDK, value_BNKD
 
     def _appended(self, x_BLM: Float[Array, "B L M"], mask: Bool[Array, "B L K"] | None):
         """Add the keys and values of new tokens to the cache; return all, and the mask."""
-        key_BNLD = jnp.swapaxes(self._project("key", x_BLM), 1, 2)
-        value_BNLD = jnp.swapaxes(self._project("value", x_BLM), 1, 2)
+        key_BNDL, value_BNLD = self._to_cache(x_BLM)
         begun = self.has_variable("cache", "cached_key")
-        cached_key = self.variable("cache", "cached_key", jnp.zeros_like, key_BNLD)
-        cached_value = self.variable("cache", "cached_value", jnp.zeros_like, value_BNLD)
+        keys = self.variable("cache", "cached_key", jnp.zeros_like, key_BNDL)
+        values = self.variable("cache", "cached_value", jnp.zeros_like, value_BNLD)
         index = self.variable("cache", "cache_index", jnp.zeros, (), jnp.int32)
-        slots_K = jnp.arange(cached_key.value.shape[2])
-        new_L = jnp.arange(key_BNLD.shape[2]) + index.value
+        rows, length = x_BLM.shape[:2]
         if mask is None:
-            mask = jnp.broadcast_to(
-                (slots_K[None, :] <= new_L[:, None])[None, :, :],
-                (x_BLM.shape[0], new_L.size, slots_K.size),
-            )
+            slots_K, new_L = jnp.arange(keys.value.shape[3]), jnp.arange(length) + index.value
+            causal_LK = slots_K[None, :] <= new_L[:, None]
+            mask = jnp.broadcast_to(causal_LK[None, :, :], (rows, *causal_LK.shape))
         if not begun:
-            return key_BNLD, value_BNLD, mask
-        for cached, new_BNLD in ((cached_key, key_BNLD), (cached_value, value_BNLD)):
-            updated = jax.lax.dynamic_update_slice_in_dim(
-                cached.value, new_BNLD, index.value, axis=2
-            )
-            cached.value = constrain(
-                updated, axes.BATCH, axes.ACTIVATION_HEADS, axes.LENGTH, axes.ACTIVATION_KV
-            )
-        index.value = index.value + key_BNLD.shape[2]
-        return cached_key.value, cached_value.value, mask
+            return key_BNDL, value_BNLD, mask
+        write = jax.lax.dynamic_update_slice_in_dim
+        before = (axes.BATCH, axes.ACTIVATION_HEADS)
+        keys.value = constrain(
+            write(keys.value, key_BNDL, index.value, axis=3),
+            *(*before, axes.ACTIVATION_KV, axes.LENGTH),
+        )
+        values.value = constrain(
+            write(values.value, value_BNLD, index.value, axis=2),
+            *(*before, axes.LENGTH, axes.ACTIVATION_KV),
+        )
+        index.value = index.value + length
+        return keys.value, values.value, mask
+
+    def _to_cache(self, x_BLM: Float[Array, "B L M"]):
+        """Return keys [B, N, D, L] and values [B, N, L, D] as a cache keeps them."""
+        key_BLND, value_BLND = self._project("key", x_BLM), self._project("value", x_BLM)
+        return jnp.transpose(key_BLND, (0, 2, 3, 1)), jnp.swapaxes(value_BLND, 1, 2)
 
     def _project(self, name: str, x_BLM: Float[Array, "B L M"]) -> Float[Array, "B L N D"]:
         kernel_MND = nn_partitioning.param_with_axes(

