@@ -150,7 +150,7 @@ PLACES = ("encoder", "decoder")
 # Preset -> C of 64 tokens and 4 experts in training and evaluation, and of 100 tokens and 64, where
 # C is 3.125 in the paper and half of that for 1.25 S/E.
 CAPACITIES = {
-    "gshard": (32, 64, 4, 7),  # ceil(3.125), ceil(6.25)
+    "gshard": (32, None, 4, None),  # ceil(3.125), dropless
     "switch": (20, 32, 2, 4),  # ceil(1.95), ceil(3.125)
     "lingvo": (32, 32, 4, 4),  # 3, up to 4
     "praxis": (32, 32, 4, 4),
@@ -206,7 +206,11 @@ def test_worked_by_hand(preset, place):
 def test_capacities_by_hand(preset, place):
     moe = layer(preset, place)
     factors = (moe.train_capacity_factor, moe.eval_capacity_factor)
-    got = [moe.gating.capacity(s, e, f) for s, e in ((64, 4), (100, 64)) for f in factors]
+    got = [
+        None if factor is None else moe.gating.capacity(tokens, experts, factor)
+        for tokens, experts in ((64, 4), (100, 64))
+        for factor in factors
+    ]
     assert tuple(got) == CAPACITIES[preset]
 
 

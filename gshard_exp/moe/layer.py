@@ -11,8 +11,10 @@ from jaxtyping import Array, Bool, Float, Int
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch
+from gshard_exp.moe.experts import Experts
 from gshard_exp.moe.gating import Gating, Top2Gating, router_z_loss
 from gshard_exp.moe.health import router_health
+from gshard_exp.moe.ragged import RaggedDispatch
 from gshard_exp.rng import row_uniform
 from gshard_exp.sharding.annotate import constrain
 
@@ -22,6 +24,7 @@ _expert_init = jax.nn.initializers.variance_scaling(
     1.0, "fan_in", "uniform", in_axis=-2, out_axis=-1, batch_axis=0
 )
 _router_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+_DROPLESS: Dispatch = RaggedDispatch()
 
 
 class MoeLayer(nn.Module):
@@ -30,7 +33,8 @@ class MoeLayer(nn.Module):
     Tokens are laid out in G groups of `group_size`, in the order of the batch; the number of
     groups never depends on the number of devices. A last group that the batch does not fill is
     padded with tokens that are never routed. A token whose choices are all dropped gets zeros:
-    only the residual connection carries it on.
+    only the residual connection carries it on. Without a capacity nothing is dropped, and in
+    evaluation and decoding a token's output then does not depend on the others.
 
     The router computes in float32 whatever the activations are (Switch Transformer's selective
     precision; the paper computes all in float32).
@@ -44,9 +48,11 @@ class MoeLayer(nn.Module):
         expert_mlp_dim: H of each expert.
         group_size: S, tokens in a routing group.
         gating: Algorithm 1, or another function from logits to `Routing`.
-        dispatch: how tokens reach the experts' buffers and come back.
+        dispatch: how tokens reach their experts and come back where there is a capacity.
         train_capacity_factor: multiplies the paper's capacity 2S/E in training; 1 is the paper.
+            None is dropless: every choice is computed, by `RaggedDispatch` whatever `dispatch` is.
         eval_capacity_factor: the same when `deterministic`.
+        decode_capacity_factor: the same for a step of decoding.
         router_jitter: in training the router, and only the router, sees its input times U[1 - j,
             1 + j), drawn per element. 0 is the paper. Source: Switch Transformer, with 1e-2.
     """
@@ -56,14 +62,17 @@ class MoeLayer(nn.Module):
     group_size: int
     gating: Gating = Top2Gating()
     dispatch: Dispatch = EinsumDispatch()
-    train_capacity_factor: float = 1.0
-    eval_capacity_factor: float = 1.0
+    train_capacity_factor: float | None = 1.0
+    eval_capacity_factor: float | None = None
+    decode_capacity_factor: float | None = None
     router_jitter: float = 0.0
 
     def __post_init__(self) -> None:
         """Refuse sizes and factors without meaning."""
         require_at_least(self, 1, "num_experts", "expert_mlp_dim", "group_size")
-        require_positive(self, "train_capacity_factor", "eval_capacity_factor")
+        require_positive(
+            self, "train_capacity_factor", "eval_capacity_factor", "decode_capacity_factor"
+        )
         require_within(self, 0, 1, "router_jitter")
         super().__post_init__()
 
@@ -75,6 +84,7 @@ class MoeLayer(nn.Module):
         valid: Bool[Array, "B L"],
         rows: Int[Array, " B"],
         deterministic: bool,
+        decode: bool = False,
     ) -> Float[Array, "B L M"]:
         """Route, dispatch, compute and combine.
 
@@ -83,40 +93,39 @@ class MoeLayer(nn.Module):
             valid: False on padding, which is neither routed nor counted.
             rows: index of each row in the global batch, for the random second choice.
             deterministic: no random second choice, capacity of evaluation.
+            decode: and the capacity of decoding, if `deterministic`.
         """
         batch, length, width = x_BLM.shape
-        x_GSM = self._group(x_BLM)
-        valid_GS = self._group(valid)
+        factor = self.capacity_factor(deterministic=deterministic, decode=decode)
+        # Without drops a group means nothing to a token, and a row needs no padding and lies on a
+        # mesh as the batch does. In training the auxiliary loss still is one of each group.
+        size = length if factor is None and deterministic else self.group_size
+        x_GSM = _group(x_BLM, size)
+        valid_GS = _group(valid, size)
         x_GSM = constrain(x_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
         uniform_GS = jitter_GSM = None
         if not deterministic:
             uniform_BL = row_uniform(self.make_rng("routing"), rows, (length,))
-            uniform_GS = self._group(uniform_BL)
+            uniform_GS = _group(uniform_BL, size)
             jitter_GSM = self._jitter(rows, length, width)
         logits_GSE = self._router(x_GSM, jitter_GSM)
-        factor = self.eval_capacity_factor if deterministic else self.train_capacity_factor
-        capacity = self.gating.capacity(self.group_size, self.num_experts, factor)
+        capacity, dispatch = size, _DROPLESS  # an expert gets a token once: S slots hold all
+        if factor is not None:
+            capacity = self.gating.capacity(size, self.num_experts, factor)
+            dispatch = self.dispatch
         routing = self.gating(logits_GSE, valid_GS, capacity, uniform_GS)
-        self._report(routing, logits_GSE, valid_GS, capacity)
+        self._report(routing, logits_GSE, valid_GS, None if factor is None else capacity)
 
-        sent_GECM = self.dispatch.dispatch(x_GSM, routing, self.num_experts, capacity)
-        sent_EGCM = _to_experts(sent_GECM)
-        done_EGCM = self._experts(sent_EGCM)
-        done_GECM = _from_experts(done_EGCM)
-        y_GSM = self.dispatch.combine(done_GECM, routing)
+        y_GSM = dispatch(x_GSM, routing, self._experts(width), capacity)
         y_GSM = constrain(y_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
         y_NM = y_GSM.reshape(-1, width)[: batch * length]
         return y_NM.reshape(batch, length, width).astype(x_BLM.dtype)
 
-    def _group(self, x: Array) -> Array:
-        """Lay [B, L, ...] out as [G, S, ...], padding the last group with zeros."""
-        tokens = x.shape[0] * x.shape[1]
-        groups = math.ceil(tokens / self.group_size)
-        flat = x.reshape(tokens, *x.shape[2:])
-        missing = groups * self.group_size - tokens
-        if missing:
-            flat = jnp.pad(flat, [(0, missing)] + [(0, 0)] * (flat.ndim - 1))
-        return flat.reshape(groups, self.group_size, *x.shape[2:])
+    def capacity_factor(self, *, deterministic: bool, decode: bool) -> float | None:
+        """Choose the capacity of training, evaluation or decoding; None drops nothing."""
+        if not deterministic:
+            return self.train_capacity_factor
+        return self.decode_capacity_factor if decode else self.eval_capacity_factor
 
     def _jitter(
         self, rows: Int[Array, " B"], length: int, width: int
@@ -124,7 +133,9 @@ class MoeLayer(nn.Module):
         if self.router_jitter == 0:
             return None
         uniform_BLM = row_uniform(self.make_rng("routing"), rows, (length, width))
-        return self._group(1 - self.router_jitter + 2 * self.router_jitter * uniform_BLM)
+        return _group(
+            1 - self.router_jitter + 2 * self.router_jitter * uniform_BLM, self.group_size
+        )
 
     def _router(
         self, x_GSM: Float[Array, "G S M"], jitter_GSM: Float[Array, "G S M"] | None
@@ -143,8 +154,7 @@ class MoeLayer(nn.Module):
             x_GSM *= jitter_GSM
         return jnp.einsum("GSM,ME->GSE", x_GSM, router_ME, precision=highest)
 
-    def _experts(self, x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "E G C M"]:
-        width = x_EGCM.shape[-1]
+    def _experts(self, width: int) -> Experts:
         wi_EMH = nn_partitioning.param_with_axes(
             "wi",
             _expert_init,
@@ -159,19 +169,25 @@ class MoeLayer(nn.Module):
             jnp.float32,
             axes=(axes.EXPERT, axes.EXPERT_MLP, axes.EMBED),
         )
-        h_EGCH = jnp.einsum("EGCM,EMH->EGCH", x_EGCM, wi_EMH.astype(x_EGCM.dtype))
-        h_EGCH = jax.nn.relu(h_EGCH)
-        h_EGCH = constrain(
-            h_EGCH, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_MLP
-        )
-        return jnp.einsum("EGCH,EHM->EGCM", h_EGCH, wo_EHM.astype(x_EGCM.dtype))
+        return Experts(wi_EMH, wo_EHM)
 
-    def _report(self, routing, logits_GSE, valid_GS, capacity: int) -> None:
+    def _report(self, routing, logits_GSE, valid_GS, capacity: int | None) -> None:
         scale = self.num_experts**2
         z_loss_G = router_z_loss(logits_GSE, valid_GS)
         self.sow("intermediates", "auxiliary_loss", scale * jnp.mean(routing.aux_loss))
         self.sow("intermediates", "router_z_loss", jnp.mean(z_loss_G))
         self.sow("intermediates", "health", router_health(routing, valid_GS, capacity))
+
+
+def _group(x: Array, size: int) -> Array:
+    """Lay [B, L, ...] out as [G, size, ...], padding the last group with zeros."""
+    tokens = x.shape[0] * x.shape[1]
+    groups = math.ceil(tokens / size)
+    flat = x.reshape(tokens, *x.shape[2:])
+    missing = groups * size - tokens
+    if missing:
+        flat = jnp.pad(flat, [(0, missing)] + [(0, 0)] * (flat.ndim - 1))
+    return flat.reshape(groups, size, *x.shape[2:])
 
 
 def check_groups(
@@ -181,6 +197,7 @@ def check_groups(
     length: int,
     microbatches: int,
     shards: int,
+    training: bool,
     what: str,
     settings: tuple[str, ...],
 ) -> None:
@@ -192,12 +209,15 @@ def check_groups(
         length: tokens in a row.
         microbatches: parts of the whole batch; a group has to lie in one of them.
         shards: number of mesh partitions of the group axis.
+        training: otherwise evaluation, which has groups only if it has a capacity.
         what: "encoder" or "decoder", for the error.
         settings: paths of the layer's `group_size` and of the batch size, for the error.
 
     Raises:
         SettingError: the groups do not divide over the mesh, or would straddle microbatches.
     """
+    if layer.capacity_factor(deterministic=not training, decode=False) is None and not training:
+        return
     tokens, size = batch * length, layer.group_size
     groups = math.ceil(tokens / size)
     straddles = microbatches > 1 and tokens % size
@@ -218,17 +238,3 @@ def check_groups(
         settings=settings,
         hint=f"Set it to {', '.join(map(str, near))}.",
     )
-
-
-# The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone
-# the partitioner replicates the whole [E, G, C, M] array.
-def _to_experts(x_GECM: Float[Array, "G E C M"]) -> Float[Array, "E G C M"]:
-    x_GECM = constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)
-    x_EGCM = jnp.swapaxes(x_GECM, 0, 1)
-    return constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
-
-
-def _from_experts(x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "G E C M"]:
-    x_EGCM = constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
-    x_GECM = jnp.swapaxes(x_EGCM, 0, 1)
-    return constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)
