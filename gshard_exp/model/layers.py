@@ -240,9 +240,10 @@ class FeedForward(nn.Module):
         valid: Bool[Array, "B L"],
         rows: Int[Array, " B"],
         deterministic: bool,
+        decode: bool = False,
     ) -> Float[Array, "B L M"]:
         """Apply to each token alone. The other arguments are those of `MoeLayer`, unused here."""
-        del valid, rows, deterministic
+        del valid, rows, deterministic, decode
         width = x_BLM.shape[-1]
         wi_MH = nn_partitioning.param_with_axes(
             "wi", _dense_init, (width, self.mlp_dim), jnp.float32, axes=(axes.EMBED, axes.MLP)

@@ -119,7 +119,7 @@ class DecoderBlock(nn.Module):
         cache = "keep" if keep_memory else None
         y = self.cross_attention(normed, memory, mask=memory_mask, cache=cache, **how)
         x_BLM = x_BLM + Dropout(self.dropout_rate, name="cross_attention_dropout")(y, **how)
-        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, **how)
+        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, decode=decode, **how)
         x_BLM = x_BLM + Dropout(self.dropout_rate, name="ffn_dropout")(y, **how)
         return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
 
