@@ -118,6 +118,34 @@ def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
+def _translate(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
+
+    verbs.translate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        arguments.text,
+        file=arguments.file,
+        language=arguments.lang,
+        as_json=arguments.json,
+    )
+    return 0
+
+
+def _eval(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
+
+    languages = arguments.languages
+    verbs.evaluate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        split=arguments.split,
+        languages=None if languages is None else [code for code in languages.split(",") if code],
+        baselines=arguments.baselines,
+        max_examples=arguments.max_examples,
+        output=arguments.output,
+    )
+    return 0
+
+
 def _translation_tasks(assembled: Any) -> Any:
     tasks = getattr(assembled.tree.data, "tasks", None)
     if tasks is None:
@@ -178,6 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (corpus, tasks):
         _gin_file(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
+    _add_model_verbs(verbs)
     return parser
 
 
@@ -197,6 +226,29 @@ def _add_looking_verbs(verbs: Any) -> None:
         help=f"{names}; default: all complete ones that are shipped",
     )
     _verb(verbs, "components", _components, "list what a gin file can assemble")
+
+
+def _add_model_verbs(verbs: Any) -> None:
+    """Add the verbs that use a trained model."""
+    translate = _verb(verbs, "translate", _translate, "translate text with a trained model")
+    translate.add_argument("text", nargs="*", help="default: lines of --file or standard input")
+    translate.add_argument("--file", help="UTF-8 text, a sentence a line")
+    translate.add_argument("--lang", help="its language; only warns if the model never saw it")
+    translate.add_argument(
+        "--json", action="store_true", help="JSON lines with all hypotheses and their scores"
+    )
+    score = _verb(verbs, "eval", _eval, "score a trained model on held-out text")
+    score.add_argument("--split", default="test", help="test (default) or validation")
+    score.add_argument("--languages", metavar="A,B", help="default: all")
+    score.add_argument(
+        "--baselines", metavar="FILE", help="JSON of bilingual scores, for delta BLEU"
+    )
+    score.add_argument("--max_examples", type=int, help="of each language; default: all")
+    score.add_argument("--output", help="folder; default: MODEL_DIR/inference_eval/SPLIT_STEP")
+    for verb in (translate, score):
+        verb.add_argument("--model_dir", required=True, help="folder of a training run")
+        verb.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
+        verb.add_argument("--batch_size", type=int, help="sentences at once; default: 32")
 
 
 def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -113,6 +113,14 @@ class StepDecoder:
             mutable=["cache"],
             method=Transformer.decode,
         )
+
+
+class Search(Protocol):
+    """A way of looking for likely translations. Hashable: it is compiled into the program."""
+
+    def __call__(self, decoder: StepDecoder, inputs: Int[Array, "B K"], *, max_length: int) -> Any:
+        """Return `score.beam.Hypotheses` of each sentence."""
+        ...
 
 
 def reorder(cache: Cache, rows: Int[Array, " R"]) -> Cache:

@@ -116,9 +116,9 @@ class MultiHeadAttention(nn.Module):
           `memory_BKM`. `x_BLM` may have n times the rows of the memory: n consecutive rows then
           share one row of it, and `mask` is [B of the memory, n * L, K].
 
-        Cached keys are [B, N, D, K] as in t5x; values are [B, N, K, D], where t5x's are as its keys.
-        The axis that a step sums over comes first, the one it keeps last: on CPU the products of
-        a step take a fifth of the time that [B, N, K, D] keys take.
+        Cached keys are [B, N, D, K] as in t5x; values are [B, N, K, D], where t5x's are as its
+        keys. The axis that a step sums over comes first, the one that it keeps last: on CPU the
+        products of a step take a fifth of the time that they take with [B, N, K, D] keys.
         """
         width = x_BLM.shape[-1]
         query_BLND = self._project("query", x_BLM)

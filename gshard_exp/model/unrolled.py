@@ -13,6 +13,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
+from gshard_exp.model.rebuild import rebuilt
 from gshard_exp.model.seq2seq import Params
 from gshard_exp.model.transformer import DecoderBlock, Stack, Transformer
 
@@ -40,7 +41,7 @@ def unroll(module: Transformer) -> Transformer:
     """Return the same network with its decoder unrolled; its parameters are `unroll_params`'."""
     stack = module.decoder
     blocks = tuple(
-        _fresh(stack.pattern[layer % len(stack.pattern)]) for layer in range(stack.num_layers)
+        rebuilt(stack.pattern[layer % len(stack.pattern)]) for layer in range(stack.num_layers)
     )
     return dataclasses.replace(module, decoder=UnrolledStack(blocks))
 
@@ -61,15 +62,3 @@ def unroll_params(stack: Stack, params: Params) -> Params:
         for layer in range(stack.num_layers)
     }
     return {**params, "decoder": blocks}
-
-
-def _fresh(module: nn.Module) -> nn.Module:
-    """Copy a module and those within it: flax would tie the parameters of an object used twice."""
-    fields = {
-        field.name: getattr(module, field.name)
-        for field in dataclasses.fields(module)
-        if field.name not in ("parent", "name")
-    }
-    return type(module)(
-        **{n: _fresh(value) if isinstance(value, nn.Module) else value for n, value in fields.items()}
-    )
