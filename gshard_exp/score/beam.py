@@ -191,12 +191,14 @@ def _candidates(log_probs, logits, count: int):
 
     Two stages: the best of all lie among the best of each.
     """
-    logits = jnp.where((jnp.arange(logits.shape[-1]) == PAD_ID)[None, None, :], NOTHING, logits)
-    best, pieces = _top_k(logits, count)
+    # Padding has a probability as every piece, and is no candidate.
+    padding = (jnp.arange(logits.shape[-1]) == PAD_ID)[None, None, :]
+    of_each = min(count, logits.shape[-1])
+    best, pieces = _top_k(jnp.where(padding, NOTHING, logits), of_each)
     best += (log_probs - jax.nn.logsumexp(logits, axis=-1))[:, :, None]
     shape = (best.shape[0], -1)
-    best, places = jax.lax.top_k(best.reshape(shape), count)
-    return best, places // count, jnp.take_along_axis(pieces.reshape(shape), places, axis=1)
+    best, places = jax.lax.top_k(best.reshape(shape), min(count, best.shape[1] * of_each))
+    return best, places // of_each, jnp.take_along_axis(pieces.reshape(shape), places, axis=1)
 
 
 def _top_k(x: Float[Array, "B k V"], count: int) -> tuple[Array, Array]:
@@ -243,4 +245,6 @@ def _finish(settings, beam: Beam, length: int) -> Hypotheses:
     places = jnp.arange(settings.beam_size)[None, :]
     ended = jnp.sum(beam.done.ended, axis=1, keepdims=True)
     places = jnp.where(places < ended, places, settings.beam_size + places - ended)
-    return _take(both, places)
+    found = _take(both, places)
+    there = (found.scores > NOTHING)[:, :, None]
+    return found.replace(tokens=jnp.where(there, found.tokens, PAD_ID))

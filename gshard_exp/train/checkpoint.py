@@ -199,25 +199,26 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             hint="Name one of them, or none for the newest.",
         )
     place = folder / f"checkpoint_{step}" / STATE
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-        try:
-            saved = checkpointer.metadata(place).item_metadata.tree["params"]
-            _refuse_other_shapes(step, {"params": saved}, {"params": abstract})
-            restored = checkpointer.restore(
-                place,
-                args=ocp.args.PyTreeRestore(
-                    item={"params": abstract},
-                    restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
-                    partial_restore=True,
-                ),
-            )
-        except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
-            if isinstance(error, SettingError):
-                raise
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise SettingError(
-                f"checkpoint_{step} of {model_dir} is not whole and cannot be read: {reason[:200]}",
-                settings=("step",),
-                hint=f"Use another step ({', '.join(map(str, steps))}), or copy it again.",
-            ) from error
+    try:
+        # The handler itself: a Checkpointer would warn of what belongs to the folder above.
+        handler = ocp.PyTreeCheckpointHandler()
+        saved = handler.metadata(place).tree["params"]
+        _refuse_other_shapes(step, {"params": saved}, {"params": abstract})
+        restored = handler.restore(
+            place,
+            args=ocp.args.PyTreeRestore(
+                item={"params": abstract},
+                restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+                partial_restore=True,
+            ),
+        )
+    except SettingError:
+        raise
+    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingError(
+            f"checkpoint_{step} of {model_dir} is not whole and cannot be read: {reason[:200]}",
+            settings=("step",),
+            hint="Use another step, or copy the checkpoint again.",
+        ) from error
     return step, restored["params"]
