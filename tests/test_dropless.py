@@ -134,8 +134,9 @@ def test_without_a_capacity_a_token_does_not_depend_on_its_neighbours(gating, de
     whole = call(x)
     np.testing.assert_allclose(call(x[1:2]), whole[1:2], rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(call(x[:, 2:3]), whole[:, 2:3], rtol=1e-5, atol=1e-6)
-    crowd = np.concatenate([np.broadcast_to(x[:1, :1], x.shape), x])
-    np.testing.assert_allclose(call(crowd)[B:], whole, rtol=1e-5, atol=1e-6)
+    # Behind as many tokens that all want the same experts.
+    crowd = np.concatenate([np.broadcast_to(x[:, :1], x.shape), x], axis=1)
+    np.testing.assert_allclose(call(crowd)[:, L:], whole, rtol=1e-5, atol=1e-6)
 
 
 MESHES = (MeshSpec(8), MeshSpec(1, 8), MeshSpec(1, 2, 4), MeshSpec(2, 2, 2))

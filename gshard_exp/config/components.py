@@ -31,7 +31,11 @@ class Kind:
 
 # A class is listed if it is public, a dataclass, defined in the module and has the method.
 KINDS = (
-    Kind("Gating functions", ("gshard_exp.moe.gating",), "capacity"),
+    Kind(
+        "Gating functions",
+        tuple(f"gshard_exp.moe.{name}" for name in ("gating", "noisy", "expert_choice", "biased")),
+        "capacity",
+    ),
     Kind("Dispatch methods", ("gshard_exp.moe.dispatch", "gshard_exp.moe.ragged"), "__call__"),
     Kind(
         "Layers",

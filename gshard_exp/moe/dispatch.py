@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from gshard_exp.moe.experts import Experts
-from gshard_exp.moe.gating import Routing
+from gshard_exp.moe.routing import Routing
 
 
 class Dispatch(Protocol):

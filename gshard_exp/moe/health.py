@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from gshard_exp.moe.gating import Routing
+from gshard_exp.moe.routing import Routing
 
 
 def router_health(
@@ -58,9 +58,9 @@ def router_health(
     else:
         dropped_second = rejected_second = jnp.zeros((), jnp.float32)
 
-    attempted_E = _count_per_expert(routing, routing.attempted, num_experts)
+    attempted_E = count_per_expert(routing, routing.attempted, num_experts)
     load_E = attempted_E / jnp.maximum(jnp.sum(attempted_E), 1.0)
-    kept_E = _count_per_expert(routing, routing.kept, num_experts)
+    kept_E = count_per_expert(routing, routing.kept, num_experts)
     num_slots = jnp.maximum(jnp.sum(kept_E), 1.0)
     if capacity is not None:
         num_slots = valid.shape[0] * num_experts * capacity
@@ -79,7 +79,7 @@ def router_health(
     }
 
 
-def _count_per_expert(
+def count_per_expert(
     routing: Routing, which: Bool[Array, "G S K"], num_experts: int
 ) -> Float[Array, " E"]:
     """Count the marked choices of each expert over all groups. float32 is exact to 2^24."""

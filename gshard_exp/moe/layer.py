@@ -12,9 +12,10 @@ from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch
 from gshard_exp.moe.experts import Experts
-from gshard_exp.moe.gating import Gating, Top2Gating, router_z_loss
-from gshard_exp.moe.health import router_health
+from gshard_exp.moe.gating import Top2Gating
+from gshard_exp.moe.health import count_per_expert, router_health
 from gshard_exp.moe.ragged import RaggedDispatch
+from gshard_exp.moe.routing import Gating, Routing, router_z_loss
 from gshard_exp.rng import row_uniform
 from gshard_exp.sharding.annotate import constrain
 
@@ -23,7 +24,9 @@ from gshard_exp.sharding.annotate import constrain
 _expert_init = jax.nn.initializers.variance_scaling(
     1.0, "fan_in", "uniform", in_axis=-2, out_axis=-1, batch_axis=0
 )
-_router_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+_dense_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
+# Name of the parameter that the optimizer moves by load, see `MoeLayer._bias_loss`.
+ROUTER_BIAS = "router_bias"
 _DROPLESS: Dispatch = RaggedDispatch()
 
 
@@ -41,7 +44,7 @@ class MoeLayer(nn.Module):
 
     Sown into `intermediates`: `health` (a dict of `moe.health.router_health`), `auxiliary_loss`
     (E^2 times line 13 of Algorithm 1, which makes it 1 when experts are used evenly) and
-    `router_z_loss`, both float32 scalars, means over groups.
+    `router_z_loss`, both float32 scalars, means over groups; `bias_loss` where there is a bias.
 
     Attributes:
         num_experts: E, need not equal the number of devices.
@@ -55,6 +58,8 @@ class MoeLayer(nn.Module):
         decode_capacity_factor: the same for a step of decoding.
         router_jitter: in training the router, and only the router, sees its input times U[1 - j,
             1 + j), drawn per element. 0 is the paper. Source: Switch Transformer, with 1e-2.
+        shared_mlp_dim: hidden width of a further expert that every token uses with weight 1; 0, as
+            in the paper, is none. Source: DeepSeekMoE (arXiv 2401.06066).
     """
 
     num_experts: int
@@ -66,6 +71,7 @@ class MoeLayer(nn.Module):
     eval_capacity_factor: float | None = None
     decode_capacity_factor: float | None = None
     router_jitter: float = 0.0
+    shared_mlp_dim: int = 0
 
     def __post_init__(self) -> None:
         """Refuse sizes and factors without meaning."""
@@ -74,6 +80,15 @@ class MoeLayer(nn.Module):
             self, "train_capacity_factor", "eval_capacity_factor", "decode_capacity_factor"
         )
         require_within(self, 0, 1, "router_jitter")
+        require_at_least(self, 0, "shared_mlp_dim")
+        for field in ("train_capacity_factor", "eval_capacity_factor"):
+            if self.gating.needs_capacity and getattr(self, field) is None:
+                raise SettingError(
+                    f"{field}=None: without a capacity {type(self.gating).__name__} sends every "
+                    "token to every expert.",
+                    settings=(field, "gating"),
+                    hint="Set a number; 1.0 is the capacity of its source.",
+                )
         super().__post_init__()
 
     @nn.compact
@@ -103,29 +118,49 @@ class MoeLayer(nn.Module):
         x_GSM = _group(x_BLM, size)
         valid_GS = _group(valid, size)
         x_GSM = constrain(x_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
-        uniform_GS = jitter_GSM = None
+        uniform = jitter_GSM = None
         if not deterministic:
-            uniform_BL = row_uniform(self.make_rng("routing"), rows, (length,))
-            uniform_GS = _group(uniform_BL, size)
+            uniform = self._noise(rows, length)
             jitter_GSM = self._jitter(rows, length, width)
         logits_GSE = self._router(x_GSM, jitter_GSM)
         capacity, dispatch = size, _DROPLESS  # an expert gets a token once: S slots hold all
         if factor is not None:
             capacity = self.gating.capacity(size, self.num_experts, factor)
             dispatch = self.dispatch
-        routing = self.gating(logits_GSE, valid_GS, capacity, uniform_GS)
+        routing = self.gating(logits_GSE, valid_GS, capacity, uniform, *self._bias())
         self._report(routing, logits_GSE, valid_GS, None if factor is None else capacity)
 
         y_GSM = dispatch(x_GSM, routing, self._experts(width), capacity)
         y_GSM = constrain(y_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
-        y_NM = y_GSM.reshape(-1, width)[: batch * length]
-        return y_NM.reshape(batch, length, width).astype(x_BLM.dtype)
+        y_BLM = y_GSM.reshape(-1, width)[: batch * length].reshape(batch, length, width)
+        y_BLM = y_BLM.astype(x_BLM.dtype)
+        return y_BLM + self._shared(x_BLM) if self.shared_mlp_dim else y_BLM
 
     def capacity_factor(self, *, deterministic: bool, decode: bool) -> float | None:
         """Choose the capacity of training, evaluation or decoding; None drops nothing."""
         if not deterministic:
             return self.train_capacity_factor
         return self.decode_capacity_factor if decode else self.eval_capacity_factor
+
+    def _noise(self, rows: Int[Array, " B"], length: int) -> Float[Array, "G S ..."] | None:
+        shape = self.gating.noise_shape(self.num_experts)
+        if shape is None:
+            return None
+        uniform = row_uniform(self.make_rng("routing"), rows, (length, *shape))
+        return _group(uniform, self.group_size)
+
+    def _bias(self) -> tuple[Float[Array, " E"], ...]:
+        """Return the bias of a gating that has one, and nothing for others."""
+        if not self.gating.has_bias:
+            return ()
+        bias_E = nn_partitioning.param_with_axes(
+            ROUTER_BIAS,
+            jax.nn.initializers.zeros,
+            (self.num_experts,),
+            jnp.float32,
+            axes=(axes.ROUTER_EXPERT,),
+        )
+        return (jax.lax.stop_gradient(bias_E),)
 
     def _jitter(
         self, rows: Int[Array, " B"], length: int, width: int
@@ -142,7 +177,7 @@ class MoeLayer(nn.Module):
     ) -> Float[Array, "G S E"]:
         router_ME = nn_partitioning.param_with_axes(
             "router",
-            _router_init,
+            _dense_init,
             (x_GSM.shape[-1], self.num_experts),
             jnp.float32,
             axes=(axes.EMBED, axes.ROUTER_EXPERT),
@@ -171,12 +206,47 @@ class MoeLayer(nn.Module):
         )
         return Experts(wi_EMH, wo_EHM)
 
-    def _report(self, routing, logits_GSE, valid_GS, capacity: int | None) -> None:
+    def _shared(self, x_BLM: Float[Array, "B L M"]) -> Float[Array, "B L M"]:
+        """Compute the expert of all tokens."""
+        width = x_BLM.shape[-1]
+        wi_MH = nn_partitioning.param_with_axes(
+            "shared_wi",
+            _dense_init,
+            (width, self.shared_mlp_dim),
+            jnp.float32,
+            axes=(axes.EMBED, axes.MLP),
+        )
+        wo_HM = nn_partitioning.param_with_axes(
+            "shared_wo",
+            _dense_init,
+            (self.shared_mlp_dim, width),
+            jnp.float32,
+            axes=(axes.MLP, axes.EMBED),
+        )
+        h_BLH = jax.nn.relu(jnp.einsum("BLM,MH->BLH", x_BLM, wi_MH.astype(x_BLM.dtype)))
+        h_BLH = constrain(h_BLH, axes.BATCH, axes.LENGTH, axes.ACTIVATION_MLP)
+        return jnp.einsum("BLH,HM->BLM", h_BLH, wo_HM.astype(x_BLM.dtype))
+
+    def _report(self, routing: Routing, logits_GSE, valid_GS, capacity: int | None) -> None:
         scale = self.num_experts**2
         z_loss_G = router_z_loss(logits_GSE, valid_GS)
         self.sow("intermediates", "auxiliary_loss", scale * jnp.mean(routing.aux_loss))
         self.sow("intermediates", "router_z_loss", jnp.mean(z_loss_G))
+        if self.gating.has_bias:
+            self.sow("intermediates", "bias_loss", self._bias_loss(routing))
         self.sow("intermediates", "health", router_health(routing, valid_GS, capacity))
+
+    def _bias_loss(self, routing: Routing) -> Float[Array, ""]:
+        """Return 0, with the load of each expert over the mean as the bias's gradient.
+
+        So the load takes the way of gradients: summed over microbatches and devices, to the
+        optimizer, which uses its sign alone. It is whole numbers times a power of two: parts of a
+        batch add up exactly, and nothing is seen of it in the norm of all gradients.
+        """
+        bias_E = self.get_variable("params", ROUTER_BIAS)
+        count_E = count_per_expert(routing, routing.attempted, self.num_experts)
+        over_E = (self.num_experts * count_E - jnp.sum(count_E)) * 2.0**-40
+        return jnp.sum((bias_E - jax.lax.stop_gradient(bias_E)) * jax.lax.stop_gradient(over_E))
 
 
 def _group(x: Array, size: int) -> Array:

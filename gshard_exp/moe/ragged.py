@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.moe.experts import Experts
-from gshard_exp.moe.gating import Routing
+from gshard_exp.moe.routing import Routing
 from gshard_exp.sharding.annotate import sum_over_devices
 
 
