@@ -13,6 +13,7 @@ from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
+OFF = "off"
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 
@@ -45,6 +46,7 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     with _explained(assembled):
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
+        _keep_compiled_programs(arguments)
         try:
             loop.train(assembled.tree, files={"config.gin": config}, report=_say)
         except loop.NonFiniteLossError as error:
@@ -66,6 +68,18 @@ def _dry_run(experiment: Any, config: str) -> int:
     _say(model_info(plan))
     _say("dry run: settings are valid; nothing was compiled or written")
     return 0
+
+
+def _keep_compiled_programs(arguments: argparse.Namespace) -> None:
+    from gshard_exp.compile_cache import keep_compiled_programs
+
+    if arguments.compile_cache == OFF:
+        return
+    caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
+    folder = arguments.compile_cache or os.path.join(caches, "gshard_exp", "compiled")
+    note = keep_compiled_programs(Path(folder).expanduser())
+    if note:
+        _say(note)
 
 
 def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -212,6 +226,7 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="assemble and validate; print settings and parameters; compile and write nothing",
     )
+    _compile_cache(train)
     corpus = _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
@@ -278,6 +293,17 @@ def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str
         action="append",
         required=required,
         help=f"an experiment; may be repeated; {explanation}",
+    )
+
+
+def _compile_cache(verb: argparse.ArgumentParser) -> None:
+    """Add the flag of the verbs that compile."""
+    verb.add_argument(
+        "--compile_cache",
+        default="",
+        metavar="DIR",
+        help=f"where compiled programs are kept for the next start, or '{OFF}'; default: the "
+        "folder that JAX_COMPILATION_CACHE_DIR names, or else ~/.cache/gshard_exp/compiled",
     )
 
 

@@ -1,0 +1,118 @@
+"""The benchmarks run, at tiny sizes; no time is asserted."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_run
+
+HERE = Path(__file__).parent
+BENCH = HERE.parent / "experiments" / "bench"
+SMALL = [f"--gin.{binding}" for binding in tiny_run.SMALL]
+# Runs a script as if only the core install were there.
+CORE = """
+import runpy, sys
+sys.path.insert(0, {folder!r})
+sys.argv = {argv!r}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def bench(script, *arguments, core=False, status=0):
+    """Run a script of the benchmark; return its standard output, or its error if one is due."""
+    argv = [str(BENCH / script), *arguments]
+    if core:
+        code = CORE.format(folder=str(BENCH), argv=argv)
+        argv = [str(HERE / "core_install.py"), code]
+    environment = os.environ | {
+        "PYTHONPATH": str(HERE.parent),
+        "JAX_COMPILATION_CACHE_DIR": tiny_run.COMPILED,
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    done = subprocess.run(
+        [sys.executable, *argv],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=HERE.parent,
+    )
+    assert done.returncode == status, done.stderr
+    return done.stderr if status else done.stdout
+
+
+def test_the_machine_has_a_matmul_peak_and_a_bandwidth():
+    found = json.loads(bench("peak.py", "--size=64", "--megabytes=1"))
+    assert found["matmul_flops_per_s"] > 0
+    assert found["memory_bytes_per_s"] > 0
+
+
+STEP = ("step.py", "--rounds=2", "--peak_size=64", *SMALL)
+
+
+def test_a_step_is_measured_with_the_core_install_alone():
+    found = json.loads(bench(*STEP, f"--gin_file={tiny_run.TINY}", "--json", core=True))
+    assert found["tokens_per_step"] == 8 * (8 + 8)
+    assert found["useful_flops"] == sum(found["useful_flops_by_part"].values())
+    # At capacity factor 1 there are as many slots as choices, and a scatter adds no product.
+    assert 1 <= found["executed_flops"] / found["useful_flops"] < 1.05
+    assert found["loops_counted_once"] == []
+    assert found["memory"]["planned_bytes"] > found["memory"]["temporary_bytes"] > 0
+    assert found["mfu"] > 0 and found["step"]["rounds"] == 2
+
+
+def test_a_step_of_a_text_task_is_measured_without_its_text():
+    text = HERE / "gin" / "tiny_text.gin"
+    said = bench(*STEP, f"--gin_file={text}", core=True)
+    assert "MFU" in said and "tokens" in said
+
+
+def test_a_wrong_setting_is_one_message():
+    said = bench("step.py", f"--gin_file={tiny_run.TINY}", "--gin.NUM_HEAD=2", status=2)
+    assert said.startswith("error: ") and "Traceback" not in said
+
+
+def test_our_step_is_compared_with_the_peak_without_the_peer():
+    arguments = ("--peer=none", "--rounds=2", "--peak_size=64", f"--gin_file={tiny_run.TINY}")
+    found = json.loads(bench("train_step.py", *arguments, *SMALL, "--json"))
+    assert found["steps"]["ours"]["share_of_peak"] > 0
+
+
+def test_our_step_is_compared_with_the_peer():
+    pytest.importorskip("torch", reason="the peer needs torch and transformers")
+    pytest.importorskip("transformers")
+    arguments = ("--rounds=1", "--peak_size=64", f"--gin_file={tiny_run.TINY}")
+    found = json.loads(bench("train_step.py", *arguments, "--json"))
+    assert found["times_as_fast_as_the_peer"] > 0
+
+
+def test_every_dispatch_method_is_compared_with_a_dense_layer():
+    sizes = ("--rows=2", "--length=8", "--width=8", "--hidden=8", "--group_size=8", "--rounds=1")
+    found = json.loads(bench("moe_layer.py", "--experts=4", *sizes, "--json"))
+    assert {"EinsumDispatch", "ScatterDispatch"} <= set(found["methods"])
+    (size,) = found["sizes"]
+    assert size["capacity"] == 2 * 8 // 4
+    assert set(size["times_of_dense"]) == set(size["parts_ms"]) == set(found["methods"])
+    for parts in size["parts_ms"].values():
+        assert set(parts) == {"gate", "dispatch", "experts", "combine"}
+
+
+def test_a_profile_adds_up_by_part_and_by_kind():
+    arguments = (f"--gin_file={tiny_run.TINY}", "--steps=1", *SMALL, "--json")
+    found = json.loads(bench("profile_step.py", *arguments))
+    total = sum(row["ms"] for row in found["instructions"])
+    for by in ("ms_by_part", "ms_by_kind"):
+        assert sum(found[by].values()) == pytest.approx(total)
+    assert {"attention", "experts"} <= found["ms_by_part"].keys()
+    assert "products" in found["ms_by_kind"]
+
+
+def test_the_input_pipeline_is_compared_with_what_training_consumes():
+    arguments = (f"--gin_file={tiny_run.TINY}", "--batches=10", "--train_tokens_per_s=1")
+    found = json.loads(bench("input_pipeline.py", *arguments, "--json"))
+    assert found["filled"] == 1.0  # random rows are full, one example each
+    assert found["examples_per_s"] == pytest.approx(found["tokens_per_s"] / 16)
+    assert found["times_of_training"] == pytest.approx(found["positions_per_s"])
