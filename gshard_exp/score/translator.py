@@ -156,8 +156,9 @@ def batches(lengths: Sequence[int], longest: int, batch_size: int, parts: int) -
     """Group sentences by length.
 
     A sentence goes into the bucket of the next power of two. What is left of a bucket after its
-    full batches makes a batch of its own, of as many rows as the next power of two, or joins the
-    next bucket if it is less than a quarter of a batch.
+    full batches makes a batch of its own, or joins the next bucket if it is less than a quarter of
+    a batch. After full batches it has as many rows as they, filled up with empty ones, which costs
+    less than to compile for another shape; otherwise as many as the next power of two.
 
     Args:
         lengths: pieces of each sentence; sentences of 0 are in no batch.
@@ -175,13 +176,14 @@ def batches(lengths: Sequence[int], longest: int, batch_size: int, parts: int) -
     order = sorted(buckets)
     for bucket in order:
         waiting += buckets[bucket]
+        full = len(waiting) >= batch_size
         while len(waiting) >= batch_size:
             yield Batch(tuple(waiting[:batch_size]), batch_size, bucket)
             waiting = waiting[batch_size:]
         last = bucket == order[-1]
         if waiting and (last or len(waiting) >= WORTH_A_BATCH * batch_size):
             rows = parts * _power_of_two(-(-len(waiting) // parts))
-            yield Batch(tuple(waiting), min(rows, batch_size), bucket)
+            yield Batch(tuple(waiting), batch_size if full else min(rows, batch_size), bucket)
             waiting = []
 
 
