@@ -1,5 +1,6 @@
 """From a TSV file to translations and scores, through the command line."""
 
+import dataclasses
 import io
 import json
 import shutil
@@ -96,6 +97,16 @@ def test_languages_and_examples_of_an_evaluation_can_be_chosen(run, capsys, tmp_
     assert "not trained on de" in err and not found["averages"]
 
 
+def test_limited_capacities_are_compared_with_dropless(run, capsys, tmp_path):
+    words = [f"--model_dir={run}", "--max_examples=8", f"--output={tmp_path}"]
+    limits = ["--gin.EVAL_EXPERT_CAPACITY_FACTOR=0.1", "--gin.DECODE_EXPERT_CAPACITY_FACTOR=0.02"]
+    status, lines, _ = said(capsys, "eval", *words, *limits, "--gin.GROUP_SIZE=64")
+    found = json.loads((tmp_path / "scores.json").read_text())["teacher_forced"]
+    assert status == 0 and found["dropped_first"] > 0.05 and found["cost_of_dropping"] > 0.01
+    assert found["decoding"]["score"] < found["decoding"]["dropless_score"]
+    assert [line for line in lines if line.startswith("capacity of decoding: mean score -")]
+
+
 def test_bleu_was_scored_during_training(run):
     folder = run / "training_eval" / "translations"
     (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -130,10 +141,7 @@ def test_both_searches_and_the_reference_agree_on_a_trained_model(opened, run):
     scorer = beam_oracle.Scorer(opened.experiment.model, opened.params, 8)
     sources = [SENTENCE, "yksi kaksi", "tisa tatu sifuri"]
     for search in (BeamSearch(3, 0.8, 8), FlatBeamSearch(3, 0.8, 8)):
-        other = type(translator)(
-            **{name: getattr(translator, name) for name in translator.__dataclass_fields__}
-            | {"search": search}
-        )
+        other = dataclasses.replace(translator, search=search)
         for source, found in zip(sources, other.hypotheses(sources), strict=True):
             ids = translator.processors[0].encode(source, add_eos=True)
             expected = beam_oracle.beam_search(scorer, ids, beams=3, alpha=0.8, longest=8)

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 
 from gshard_exp.data.batches import padded_batches, to_mesh
 from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.score.bleu import Metric
 from gshard_exp.score.evaluate import score_batch
 from gshard_exp.score.quality import Baselines, Scored, quality
@@ -74,7 +75,7 @@ def losses(
         "accuracy": found["correct"] / tokens,
         "target_tokens": found["target_tokens"],
     }
-    if has_capacity(model):
+    if has_capacity(model, "eval"):
         routed = max(found["routed_tokens"], 1.0)
         dropless = sums(model.dropless())["cross_ent_loss"] / tokens
         result |= {
@@ -87,9 +88,30 @@ def losses(
     return result
 
 
-def has_capacity(model: Seq2SeqModel) -> bool:
-    """Say whether evaluation or decoding may drop tokens."""
-    return model.dropless() != model
+def has_capacity(model: Seq2SeqModel, of: str) -> bool:
+    """Say whether a MoE layer may drop tokens; `of` is "eval" or "decode"."""
+    stacks = (model.module.encoder, model.module.decoder)
+    layers = [block.ffn for stack in stacks for block in stack.pattern]
+    return any(
+        isinstance(layer, MoeLayer) and getattr(layer, f"{of}_capacity_factor") is not None
+        for layer in layers
+    )
+
+
+def decode_cost(results: Sequence[Scored], dropless: Sequence[Scored]) -> dict[str, float]:
+    """Compare translations with those of a search that drops nothing.
+
+    Returns:
+        score and dropless_score (means over sentences of the best hypothesis' score), and changed,
+        the fraction of sentences whose translation is another one.
+    """
+    count = max(len(results), 1)
+    pairs = list(zip(results, dropless, strict=True))
+    return {
+        "score": sum(result.score for result in results) / count,
+        "dropless_score": sum(result.score for result in dropless) / count,
+        "changed": sum(one.hypothesis != other.hypothesis for one, other in pairs) / count,
+    }
 
 
 def report(
@@ -108,18 +130,24 @@ def report(
     }
 
 
-def losses_text(found: Mapping[str, float]) -> str:
-    """Lay out what `losses` found for a person."""
+def losses_text(found: Mapping[str, Any]) -> str:
+    """Lay out what `losses`, and `decode_cost` under "decoding", found for a person."""
     lines = [
         f"teacher-forced: cross entropy {found['cross_ent_loss']:.4f} nats per piece, accuracy "
         f"{found['accuracy']:.4f}, {found['target_tokens']:,.0f} pieces"
     ]
     if "cost_of_dropping" in found:
         lines.append(
-            f"capacity: {found['dropped_first']:.2%} of first and {found['dropped_second']:.2%} of "
+            f"capacity of evaluation: {found['dropped_first']:.2%} of first and {found['dropped_second']:.2%} of "
             f"second choices dropped ({found['routed_tokens']:,.0f} tokens x layers); dropless "
             f"{found['dropless_cross_ent_loss']:.4f}, so dropping costs "
             f"{found['cost_of_dropping']:+.4f} nats per piece"
+        )
+    if "decoding" in found:
+        decoding = found["decoding"]
+        lines.append(
+            f"capacity of decoding: mean score {decoding['score']:.4f}, dropless "
+            f"{decoding['dropless_score']:.4f}; {decoding['changed']:.1%} of the translations differ"
         )
     return "\n".join(lines) + "\n"
 

@@ -12,9 +12,11 @@ import numpy as np
 
 from gshard_exp.data.model_files import HELD_OUT
 from gshard_exp.errors import SettingError
+from gshard_exp.model.incremental import StepDecoder
 from gshard_exp.score import evaluation
 from gshard_exp.score.quality import Baselines, Scored, table
 from gshard_exp.score.stream import LINES_AT_ONCE, decoded_lines, translate_lines
+from gshard_exp.score.translator import Translator
 from gshard_exp.use.loading import OpenedModel, open_model
 
 
@@ -106,11 +108,13 @@ def evaluate(
     if table_of_baselines is not None:
         table_of_baselines.check(opened.metrics, split)
     pairs = _pairs(opened, split, languages, max_examples)
-    results: list[Scored] = []
-    for part in evaluation.translate_pairs(opened.translator, pairs):
-        results += part
-        print(f"translated {len(results)} of {len(pairs)}", file=sys.stderr, flush=True)
-    teacher_forced = _losses(opened, pairs)
+    results = _translated(opened.translator, pairs)
+    teacher_forced: dict[str, Any] = dict(_losses(opened, pairs))
+    model = opened.experiment.model
+    if evaluation.has_capacity(model, "decode"):
+        decoder = StepDecoder.of(model.dropless(), opened.params)
+        dropless = dataclasses.replace(opened.translator, decoder=decoder)
+        teacher_forced["decoding"] = evaluation.decode_cost(results, _translated(dropless, pairs))
     search: Any = opened.translator.search
     about = {
         "model_dir": str(which.model_dir),
@@ -128,6 +132,14 @@ def evaluate(
     evaluation.write(folder, found, results, text)
     print(text, end="")
     print(f"outputs: {folder.resolve()}")
+
+
+def _translated(translator: Translator, pairs: Sequence[evaluation.Pair]) -> list[Scored]:
+    results: list[Scored] = []
+    for part in evaluation.translate_pairs(translator, pairs):
+        results += part
+        print(f"translated {len(results)} of {len(pairs)}", file=sys.stderr, flush=True)
+    return results
 
 
 def _pairs(
