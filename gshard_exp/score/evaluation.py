@@ -138,8 +138,8 @@ def losses_text(found: Mapping[str, Any]) -> str:
     ]
     if "cost_of_dropping" in found:
         lines.append(
-            f"capacity of evaluation: {found['dropped_first']:.2%} of first and {found['dropped_second']:.2%} of "
-            f"second choices dropped ({found['routed_tokens']:,.0f} tokens x layers); dropless "
+            f"capacity of evaluation: {found['dropped_first']:.2%} of first and "
+            f"{found['dropped_second']:.2%} of second choices dropped ({found['routed_tokens']:,.0f} tokens x layers); dropless "
             f"{found['dropless_cross_ent_loss']:.4f}, so dropping costs "
             f"{found['cost_of_dropping']:+.4f} nats per piece"
         )
@@ -147,7 +147,7 @@ def losses_text(found: Mapping[str, Any]) -> str:
         decoding = found["decoding"]
         lines.append(
             f"capacity of decoding: mean score {decoding['score']:.4f}, dropless "
-            f"{decoding['dropless_score']:.4f}; {decoding['changed']:.1%} of the translations differ"
+            f"{decoding['dropless_score']:.4f}; {decoding['changed']:.1%} of translations differ"
         )
     return "\n".join(lines) + "\n"
 
