@@ -139,7 +139,8 @@ def losses_text(found: Mapping[str, Any]) -> str:
     if "cost_of_dropping" in found:
         lines.append(
             f"capacity of evaluation: {found['dropped_first']:.2%} of first and "
-            f"{found['dropped_second']:.2%} of second choices dropped ({found['routed_tokens']:,.0f} tokens x layers); dropless "
+            f"{found['dropped_second']:.2%} of second choices dropped "
+            f"({found['routed_tokens']:,.0f} tokens x layers); dropless "
             f"{found['dropless_cross_ent_loss']:.4f}, so dropping costs "
             f"{found['cost_of_dropping']:+.4f} nats per piece"
         )
