@@ -10,7 +10,8 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jax.extend.random import threefry2x32_p
+from jaxtyping import Array, Float, Int, Key, UInt16
 
 
 def row_uniform(
@@ -38,6 +39,36 @@ def row_uniform(
 def row_dropout(
     x: Float[Array, "B ..."], rate: float, key: Key[Array, ""], rows: Int[Array, " B"]
 ) -> Float[Array, "B ..."]:
-    """Zero each element with probability `rate`; scale the others by 1 / (1 - rate)."""
-    keep = row_uniform(key, rows, x.shape[1:]) >= rate
-    return jnp.where(keep, x / (1.0 - rate), jnp.zeros_like(x))
+    """Zero each element with probability `rate`; scale the others by 1 / (1 - rate).
+
+    The rate is rounded to a multiple of 2^-16. Four elements share one Threefry block of 64 bits;
+    `jax.random.uniform` spends a block on each, which costs a CPU a fifth of a small train step.
+
+    Args:
+        x: rows, in any float dtype.
+        rate: in [0, 1), a Python number.
+        key: one key for (seed, step, layer, use).
+        rows: index of each row in the global batch.
+    """
+    threshold = round(rate * 2**16)
+    if threshold == 0:
+        return x
+    bits = _row_bits16(key, rows, math.prod(x.shape[1:]))
+    keep = bits.reshape(x.shape) >= threshold
+    return jnp.where(keep, x / (1.0 - threshold / 2**16), jnp.zeros_like(x))
+
+
+def _row_bits16(key: Key[Array, ""], rows: Int[Array, " B"], size: int) -> UInt16[Array, "B size"]:
+    """Hash (row, 0), (row, 1), ... with a key; each hash gives four 16-bit numbers.
+
+    The primitive itself, not `threefry_2x32` with a key for each row: one elementwise operation
+    that a mesh splits by rows, where keys of rows would be one more hash each.
+    """
+    blocks = math.ceil(size / 4)
+    shape = (len(rows), blocks)
+    row_BX = jnp.broadcast_to(rows.astype(jnp.uint32)[:, None], shape)
+    block_BX = jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.uint32)[None, :], shape)
+    key_data = jax.random.key_data(key)
+    words = threefry2x32_p.bind(key_data[0], key_data[1], row_BX, block_BX)
+    bits = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint16)
+    return bits.reshape(len(rows), -1)[:, :size]

@@ -194,7 +194,7 @@ def start(seq2seq: Seq2SeqModel, optimizer=Sgd()):
         zero.replace(
             params=params,
             opt_state=plan.tx.init(params),
-            rng=jax.random.key_data(jax.random.key(1)),
+            rng=jax.random.key_data(jax.random.key(2)),
         )
     )
 

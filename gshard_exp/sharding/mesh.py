@@ -1,6 +1,8 @@
 """Device meshes from a spec. The only module that asks JAX for devices."""
 
 import dataclasses
+import importlib.metadata
+import importlib.util
 import logging
 import math
 from collections.abc import Sequence
@@ -12,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError
+from gshard_exp.sharding.host_memory import keep_freed_memory
 
 FILL = -1
 logger = logging.getLogger(__name__)
@@ -88,7 +91,9 @@ class MeshSpec:
         sizes = (self.data, self.expert, self.model)
         if FILL not in sizes:
             _simulate_cpu_devices(math.prod(sizes))
-        # Not before the line above: the question starts JAX.
+        if _computes_on_cpu():
+            keep_freed_memory()
+        # Not before the lines above: the question starts JAX, and with it its threads.
         if jax.process_count() > 1:
             raise SettingError(f"{jax.process_count()} processes: a run is one process for now.")
         return jax.devices()
@@ -106,6 +111,14 @@ class MeshSpec:
                 )
             sizes[sizes.index(FILL)] = num_devices // rest
         return sizes[0], sizes[1], sizes[2]
+
+
+def _computes_on_cpu() -> bool:
+    """Tell, without starting JAX, that it will find nothing but the CPU."""
+    if jax.config.jax_platforms:
+        return jax.config.jax_platforms == "cpu"
+    plugins = importlib.metadata.entry_points(group="jax_plugins")
+    return not plugins and importlib.util.find_spec("libtpu") is None
 
 
 def _simulate_cpu_devices(count: int) -> None:
