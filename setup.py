@@ -41,7 +41,7 @@ TPU_COMPILER = ["libtpu"]
 BENCH = ["matplotlib>=3.8"]
 TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config", "use"]
 
 setup(
     name="gshard_exp",

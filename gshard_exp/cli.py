@@ -104,6 +104,34 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
+def _translate(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
+
+    verbs.translate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        arguments.text,
+        file=arguments.file,
+        language=arguments.lang,
+        as_json=arguments.json,
+    )
+    return 0
+
+
+def _eval(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
+
+    languages = arguments.languages
+    verbs.evaluate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        split=arguments.split,
+        languages=None if languages is None else [code for code in languages.split(",") if code],
+        baselines=arguments.baselines,
+        max_examples=arguments.max_examples,
+        output=arguments.output,
+    )
+    return 0
+
+
 def _translation_tasks(assembled: Any) -> Any:
     tasks = getattr(assembled.tree.data, "tasks", None)
     if tasks is None:
@@ -167,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (corpus, tasks):
         _one_experiment(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
+    _add_model_verbs(verbs)
     return parser
 
 
@@ -233,6 +262,29 @@ def _add_collectives(verbs: Any) -> None:
         metavar="OUT",
         help="write JSON instead of the table, to a file or the output",
     )
+
+
+def _add_model_verbs(verbs: Any) -> None:
+    """Add the verbs that use a trained model."""
+    translate = _verb(verbs, "translate", _translate, "translate text with a trained model")
+    translate.add_argument("text", nargs="*", help="default: lines of --file or standard input")
+    translate.add_argument("--file", help="UTF-8 text, a sentence a line")
+    translate.add_argument("--lang", help="its language; only warns if the model never saw it")
+    translate.add_argument(
+        "--json", action="store_true", help="JSON lines with all hypotheses and their scores"
+    )
+    score = _verb(verbs, "eval", _eval, "score a trained model on held-out text")
+    score.add_argument("--split", default="test", help="test (default) or validation")
+    score.add_argument("--languages", metavar="A,B", help="default: all")
+    score.add_argument(
+        "--baselines", metavar="FILE", help="JSON of bilingual scores, for delta BLEU"
+    )
+    score.add_argument("--max_examples", type=int, help="of each language; default: all")
+    score.add_argument("--output", help="folder; default: MODEL_DIR/inference_eval/SPLIT_STEP")
+    for verb in (translate, score):
+        verb.add_argument("--model_dir", required=True, help="folder of a training run")
+        verb.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
+        verb.add_argument("--batch_size", type=int, help="sentences at once; default: 32")
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

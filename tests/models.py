@@ -155,6 +155,11 @@ def compiled(function, *args):
     return jitted.lower(*args).compile(_quick())
 
 
+def quick(function):
+    """Compile in little time, for whatever shapes it meets."""
+    return jax.jit(function, compiler_options=_quick())
+
+
 def run(function, *args):
     return compiled(function, *args)(*args)
 

@@ -118,3 +118,16 @@ def test_the_input_pipeline_is_compared_with_what_training_consumes():
     assert found["filled"] == 1.0  # random rows are full, one example each
     assert found["examples_per_s"] == pytest.approx(found["tokens_per_s"] / 16)
     assert found["times_of_training"] == pytest.approx(found["positions_per_s"])
+
+
+def test_both_beam_searches_are_compared_with_the_floor_without_the_peer():
+    arguments = ("--peer=none", "--rounds=1", "--peak_size=64", "--sentences=2")
+    (found,) = json.loads(
+        bench("decode.py", *arguments, f"--gin_file={tiny_run.TINY}", *SMALL, "--json", core=True)
+    )
+    assert found["searches"].keys() == {"flat beam", "beam"} and found["floor_s"] > 0
+    # M = 16, two heads of 8: six projections; a router of 4 experts and two of 2 x 16 x 32; the
+    # table of 30 pieces; 16 pieces there on average and a source of 8: for each of 2 x 4 rows.
+    weights = 6 * 16 * 16 + 4 * 16 + 4 * 2 * 16 * 32 + 30 * 16
+    used = weights - 2 * 2 * 16 * 32 + 2 * 16 * (16 + 8)
+    assert found["step"] == {"flops": 2 * 2 * 4 * used, "weight_bytes": 4 * weights}

@@ -24,6 +24,7 @@ FLOORS = {
     "model": 4,
     "train": 5,
     "score": 5,
+    "use": 8,
     "plan": 6,
     "config": 7,
     "sweep": 8,

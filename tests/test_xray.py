@@ -267,7 +267,10 @@ def test_components_lists_what_gin_files_build():
         "gshard_exp.data.sources.Tsv",
         "gshard_exp.data.packages.GettextPackage",
         "gshard_exp.score.evaluate.LossByLanguage",
-        "gshard_exp.score.greedy.GreedySamples",
+        "gshard_exp.score.in_training.TranslationQuality",
+        "gshard_exp.score.beam.BeamSearch",
+        "gshard_exp.score.flat_beam.FlatBeamSearch",
+        "gshard_exp.score.bleu.Bleu",
     } <= listed
 
 

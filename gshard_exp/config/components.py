@@ -59,7 +59,9 @@ KINDS = (
     Kind("Learning-rate schedules", ("gshard_exp.train.optimizer",), "__call__"),
     Kind("Training data", ("gshard_exp.data.batches",), "train_batches"),
     Kind("Sources of a corpus", ("gshard_exp.data.sources", "gshard_exp.data.packages"), "pairs"),
-    Kind("Evaluators", ("gshard_exp.score.evaluate", "gshard_exp.score.greedy"), "__call__"),
+    Kind("Evaluators", ("gshard_exp.score.evaluate", "gshard_exp.score.in_training"), "__call__"),
+    Kind("Searches", ("gshard_exp.score.beam", "gshard_exp.score.flat_beam"), "__call__"),
+    Kind("Metrics", ("gshard_exp.score.bleu",), "__call__"),
 )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gshard_exp import axes
+from gshard_exp.data import model_files
 from gshard_exp.data.tensorflow_import import load_tensorflow
 from gshard_exp.errors import SettingError, require_at_least
 from gshard_exp.sharding.rules import Rules
@@ -51,6 +52,10 @@ class DataSource(Protocol):
         """Return the number of pieces of `inputs` and `targets`, as far as they are known."""
         ...
 
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep with the model what it needs of the data after training (`model_files`)."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomData:
@@ -76,6 +81,9 @@ class RandomData:
     def vocab_sizes(self) -> Mapping[str, int]:
         """Return the sizes that pieces are drawn from."""
         return {"inputs": self.source_vocab_size, "targets": self.target_vocab_size}
+
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep nothing: random pieces stand for no text."""
 
 
 class RandomBatches:
@@ -175,6 +183,11 @@ class SeqioData:
     def vocab_sizes(self) -> Mapping[str, int]:
         """Return the sizes of our own tasks' vocabularies; of others nothing is known here."""
         return {} if self.tasks is None else self.tasks.vocab_sizes()
+
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep vocabularies, languages and held-out text of our own tasks."""
+        if self.tasks is not None:
+            model_files.write(self.tasks, model_dir)
 
 
 class SeqioBatches:

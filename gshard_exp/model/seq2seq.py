@@ -12,7 +12,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
 from gshard_exp.errors import SettingError, require_at_least, require_within
+from gshard_exp.model.rebuild import rebuilt
 from gshard_exp.model.transformer import Transformer
+from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.rules import Names
 
 Batch = Mapping[str, Array]
@@ -131,14 +133,16 @@ class Seq2SeqModel:
         bias_loss = _sum_over_layers(intermediates, "bias_loss")
         return token_loss + share * router_loss + bias_loss, metrics
 
-    def evaluate(self, params: Params, batch: Batch) -> dict[str, Float[Array, " B"]]:
+    def evaluate(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Score each row of an unpacked batch without randomness.
 
         Returns:
             float32 [B] sums over the row's target tokens: `cross_ent_loss` (nats, not smoothed),
-            `correct` and `target_tokens`.
+            `correct` and `target_tokens`; and float32 scalars, sums over tokens and MoE layers:
+            `routed_tokens` and, of these, `dropped_first` and `dropped_second`, whose first or
+            second choice had no slot.
         """
-        logits_BLV, _ = self._apply(params, batch, None)
+        logits_BLV, intermediates = self._apply(params, batch, None)
         targets_BL = batch["decoder_target_tokens"]
         weights_BL = batch["decoder_loss_weights"].astype(jnp.float32)
         nll_BL, _, _ = _token_losses(logits_BLV, targets_BL, 0.0, 0.0)
@@ -147,7 +151,12 @@ class Seq2SeqModel:
             "cross_ent_loss": jnp.sum(nll_BL * weights_BL, axis=1),
             "correct": jnp.sum(correct_BL * weights_BL, axis=1),
             "target_tokens": jnp.sum(weights_BL, axis=1),
+            **_dropped_tokens(intermediates, batch),
         }
+
+    def dropless(self) -> "Seq2SeqModel":
+        """Return this model with every token served in evaluation and decoding."""
+        return dataclasses.replace(self, module=rebuilt(self.module, _without_capacity))
 
     def _apply(self, params: Params, batch: Batch, key: Key[Array, ""] | None):
         optional = {
@@ -203,6 +212,12 @@ def _refuse_shared_layers(module: nn.Module) -> None:
     visit(module, "module")
 
 
+def _without_capacity(module: nn.Module) -> dict[str, None]:
+    if not isinstance(module, MoeLayer):
+        return {}
+    return {"eval_capacity_factor": None, "decode_capacity_factor": None}
+
+
 def _names(params_axes: Mapping) -> dict:
     """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
     specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
@@ -224,6 +239,21 @@ def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
         for stack, blocks in intermediates.items()
         for block, values in blocks.items()
     }
+
+
+def _dropped_tokens(intermediates: Mapping, batch: Batch) -> dict[str, Float[Array, ""]]:
+    """Count tokens that met a full expert, over all MoE layers."""
+    sides = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
+    counts = {key: jnp.zeros(()) for key in ("routed_tokens", "dropped_first", "dropped_second")}
+    for place, health in layer_health(intermediates).items():
+        tokens = jnp.sum(batch[sides[place.split("/")[0]]] > 0).astype(jnp.float32)
+        dropped_first = jnp.sum(health["fraction_dropped_first"])
+        dropped_second = jnp.sum(health["fraction_dropped_second"])
+        layers = health["fraction_dropped_first"].size
+        counts["routed_tokens"] += tokens * layers
+        counts["dropped_first"] += tokens * dropped_first
+        counts["dropped_second"] += tokens * dropped_second
+    return counts
 
 
 def _sum_over_layers(intermediates: Mapping, name: str) -> Float[Array, ""]:

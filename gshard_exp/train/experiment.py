@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from gshard_exp import axes
 from gshard_exp.data.batches import RandomData, SeqioData
 from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.model.incremental import Search
 from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
 from gshard_exp.moe.layer import check_groups
 from gshard_exp.paths import parameter_path
@@ -86,6 +87,7 @@ class Experiment:
         seed: of parameters, dropout and routing (the data has its own).
         log_every_steps: steps between lines of metrics.
         nonfinite: what to do about a loss that is not finite.
+        search: how the trained model looks for translations; None: `score.beam.BeamSearch()`.
     """
 
     model_dir: str
@@ -103,6 +105,7 @@ class Experiment:
     seed: int = 0
     log_every_steps: int = 50
     nonfinite: NonFinite = NonFinite()
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "batch_size", "train_steps", "microbatches", "log_every_steps")

@@ -79,6 +79,7 @@ def train(
         state, start = _start(run)
         # Only now: what a folder says about its run stays if the new settings do not fit it.
         _write_files(run, start, {"model-info.txt": model_info(plan), **(files or {})})
+        experiment.data.write_model_files(run.folder)
         return _steps(run, state, start)
     finally:
         run.checkpoints.close()
