@@ -23,6 +23,7 @@ from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.dispatch import EinsumDispatch
 from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.score.flat_beam import FlatBeamSearch
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
@@ -222,6 +223,7 @@ def experiment(
         "microbatches": 1,
         "seed": 0,
         "log_every_steps": 100,
+        "search": fdl.Config(FlatBeamSearch, beam_size=4, alpha=0.8, max_length=None),
     }
     return fdl.Config(
         Experiment,
