@@ -102,7 +102,8 @@ def test_limited_capacities_are_compared_with_dropless(run, capsys, tmp_path):
     limits = ["--gin.EVAL_EXPERT_CAPACITY_FACTOR=0.1", "--gin.DECODE_EXPERT_CAPACITY_FACTOR=0.02"]
     status, lines, _ = said(capsys, "eval", *words, *limits, "--gin.GROUP_SIZE=64")
     found = json.loads((tmp_path / "scores.json").read_text())["teacher_forced"]
-    assert status == 0 and found["dropped_first"] > 0.05 and found["cost_of_dropping"] > 0.01
+    assert status == 0 and found["dropped_first"] > 0.05
+    assert found["cost_of_dropping"] != 0 and found["dropped_second"] > found["dropped_first"]
     assert found["decoding"]["score"] < found["decoding"]["dropless_score"]
     assert [line for line in lines if line.startswith("capacity of decoding: mean score -")]
 
