@@ -82,7 +82,13 @@ def quickstart() -> fdl.Config:
         batch_size=32,
         train_steps=1200,
         lengths=lengths,
-        task={"more": True, "TEMPERATURE": 1.5, "EVAL_PERIOD": 1200, "EVAL_EXAMPLES": 30},
+        task={
+            "more": True,
+            "TEMPERATURE": 1.5,
+            "EVAL_PERIOD": 1200,
+            "EVAL_EXAMPLES": 30,
+            "TRANSLATION_EXAMPLES": 20,
+        },
         group_size=256,
     )
     config.model_dir = "runs/quickstart"
