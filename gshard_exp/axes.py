@@ -6,6 +6,7 @@ Axis letters (a local array of rank >= 2 in `moe/` and `model/` carries them as 
     G routing groups           S tokens per group              (B * L == G * S, padding included)
     E experts                  C slots per (group, expert)     K choices per token
     M model width              H feed-forward hidden width
+    R rows sorted by expert    t rows of a tile of them
     N attention heads          D width of one head             V vocabulary
 
 Logical axes name what a dimension means; the rules table (gin, `sharding/rules.py`) says which

@@ -1,6 +1,7 @@
 """The command line: verbs to functions, and the only reader of argv."""
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -133,6 +134,16 @@ def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
+def _audit(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import routing
+
+    report = routing.audit_presets(arguments.preset or (), bindings, _search_paths(arguments))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    _say(routing.table(report))
+    return 0
+
+
 def _translation_tasks(assembled: Any) -> Any:
     tasks = getattr(assembled.tree.data, "tasks", None)
     if tasks is None:
@@ -213,6 +224,15 @@ def _add_looking_verbs(verbs: Any) -> None:
         help=f"{names}; default: all complete ones that are shipped",
     )
     _verb(verbs, "components", _components, "list what a gin file can assemble")
+    audit = _verb(
+        verbs, "audit", _audit, "compare routing presets with Algorithm 1, token by token"
+    )
+    audit.add_argument(
+        "--preset",
+        action="append",
+        help="a file of gin/moe/ by name, or a gin file; may be repeated; default: all",
+    )
+    audit.add_argument("--json", metavar="OUT", help="also write the rows to a file")
 
 
 def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

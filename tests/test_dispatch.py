@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
-from gshard_exp.moe.gating import Routing, Top1Gating, Top2Gating
+from gshard_exp.moe.gating import Top1Gating, Top2Gating
+from gshard_exp.moe.routing import Routing
 
 DISPATCHES = (EinsumDispatch(), ScatterDispatch())
 G, S, E, M = 3, 8, 4, 5

@@ -252,7 +252,12 @@ def test_components_lists_what_gin_files_build():
     assert {
         "gshard_exp.moe.gating.Top2Gating",
         "gshard_exp.moe.gating.Top1Gating",
+        "gshard_exp.moe.noisy.NoisyTopKGating",
+        "gshard_exp.moe.expert_choice.ExpertChoiceGating",
+        "gshard_exp.moe.biased.BiasedTopKGating",
+        "gshard_exp.moe.dispatch.EinsumDispatch",
         "gshard_exp.moe.dispatch.ScatterDispatch",
+        "gshard_exp.moe.ragged.RaggedDispatch",
         "gshard_exp.moe.layer.MoeLayer",
         "gshard_exp.model.transformer.Transformer",
         "gshard_exp.train.optimizer.Adafactor",

@@ -31,8 +31,12 @@ class Kind:
 
 # A class is listed if it is public, a dataclass, defined in the module and has the method.
 KINDS = (
-    Kind("Gating functions", ("gshard_exp.moe.gating",), "capacity"),
-    Kind("Dispatch methods", ("gshard_exp.moe.dispatch",), "dispatch"),
+    Kind(
+        "Gating functions",
+        tuple(f"gshard_exp.moe.{name}" for name in ("gating", "noisy", "expert_choice", "biased")),
+        "capacity",
+    ),
+    Kind("Dispatch methods", ("gshard_exp.moe.dispatch", "gshard_exp.moe.ragged"), "__call__"),
     Kind(
         "Layers",
         ("gshard_exp.moe.layer", "gshard_exp.model.layers", "gshard_exp.model.transformer"),

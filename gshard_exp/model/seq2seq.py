@@ -44,7 +44,8 @@ class Seq2SeqModel:
 
     l_aux is line 13 of Algorithm 1, which is 1/E^2 when experts are used evenly; the paper gives
     no value for its coefficient k. Public code (lingvo, mesh-tensorflow) scales l_aux by E^2 and
-    sums over layers with 0.01, so that k = aux_loss_factor * E^2.
+    sums over layers with 0.01, so that k = aux_loss_factor * E^2. A gating with a loss of its own
+    (`NoisyTopKGating`) divides it by E^2: aux_loss_factor weighs that loss itself.
 
     Attributes:
         module: the network.
@@ -126,7 +127,9 @@ class Seq2SeqModel:
                 lambda mean: share * mean, {"means": means, "router": layer_health(intermediates)}
             ),
         }
-        return token_loss + share * router_loss, metrics
+        # 0 in value; its gradient is the load that biases of routers go by, and adds up over parts.
+        bias_loss = _sum_over_layers(intermediates, "bias_loss")
+        return token_loss + share * router_loss + bias_loss, metrics
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Float[Array, " B"]]:
         """Score each row of an unpacked batch without randomness.

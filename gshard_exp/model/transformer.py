@@ -86,8 +86,15 @@ class DecoderBlock(nn.Module):
     dropout_rate: float
 
     def __post_init__(self) -> None:
-        """Refuse rates that leave nothing."""
+        """Refuse rates that leave nothing, and routing that sees the future."""
         require_within(self, 0.0, 1.0, "dropout_rate")
+        if isinstance(self.ffn, MoeLayer) and self.ffn.gating.looks_ahead:
+            raise SettingError(
+                f"{type(self.ffn.gating).__name__} routes a token by those behind it, which a "
+                "causal decoder must not see.",
+                settings=("ffn.gating", "ffn"),
+                hint="Use it in the encoder only; here let tokens choose, in order of position.",
+            )
         super().__post_init__()
 
     @nn.compact

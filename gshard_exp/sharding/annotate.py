@@ -3,13 +3,14 @@
 import contextlib
 import contextvars
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Shaped
 
-from gshard_exp.sharding.rules import Rules
+from gshard_exp.errors import SettingError
+from gshard_exp.sharding.rules import Names, Rules
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,3 +55,51 @@ def constrain(x: Shaped[Array, "..."], *names: str | None) -> Shaped[Array, "...
         names, shape=x.shape, mesh=active.mesh, what=f"an activation {tuple(names)}"
     )
     return jax.lax.with_sharding_constraint(x, sharding)
+
+
+def sum_over_devices(
+    function: Callable[..., Array],
+    arguments: Mapping[str, tuple[Array, Names]],
+    *,
+    result: Names,
+    over: Names,
+) -> Array:
+    """Call a function on each device with its part of the arguments, and sum the results.
+
+    For what the partitioner cannot split by itself, such as a loop over data-dependent slices.
+    Outside `partitioning` it is the plain call.
+
+    Args:
+        function: of arrays in the order of `arguments`, of any size in dimensions that are split.
+        arguments: what each is, for errors, with its value and the logical name of each dimension.
+        result: logical names of the result; what it depends on stays on the same device.
+        over: logical axes over whose mesh axes results are summed.
+
+    Raises:
+        SettingError: as `Rules.spec`, or a mesh axis splits the result and is summed over.
+    """
+    active = _active.get()
+    values = [value for value, _ in arguments.values()]
+    if active is None:
+        return function(*values)
+    mesh, rules = active.mesh, active.rules
+    specs = tuple(
+        rules.spec(names, shape=value.shape, mesh=mesh, what=f"an activation, {what}")
+        for what, (value, names) in arguments.items()
+    )
+    summed = rules.mesh_axes(over)
+    split = set(rules.mesh_axes(result)) & set(summed)
+    if split:
+        raise SettingError(
+            f"the mesh axis {min(split)!r} splits both {tuple(result)} and {tuple(over)}: parts of "
+            "different tokens would be summed. Set one of the two rules to None",
+            settings=("table",),
+        )
+
+    def share(*parts: Array) -> Array:
+        return jax.lax.psum(function(*parts), summed)
+
+    out_spec = PartitionSpec(*(rules.mesh_axes((name,)) or None for name in result))
+    return jax.shard_map(share, mesh=mesh, in_specs=specs, out_specs=out_spec, check_vma=False)(
+        *values
+    )

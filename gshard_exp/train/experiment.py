@@ -175,6 +175,7 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
         batch_size=experiment.batch_size,
         lengths=experiment.lengths,
         microbatches=experiment.microbatches,
+        training=True,
         settings=("batch_size", "microbatches"),
     )
     for index, evaluator in enumerate(experiment.evaluators):
@@ -184,6 +185,7 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
             batch_size=evaluator.batch_size,
             lengths=evaluator.lengths,
             microbatches=1,
+            training=False,
             settings=(f"evaluators[{index}].batch_size",),
         )
 
@@ -195,6 +197,7 @@ def _check_batches(
     batch_size: int,
     lengths: Mapping[str, int],
     microbatches: int,
+    training: bool,
     settings: tuple[str, ...],
 ) -> None:
     rows = batch_size // microbatches
@@ -215,6 +218,7 @@ def _check_batches(
                 length=lengths[key],
                 microbatches=microbatches,
                 shards=experiment.rules.partitions(axes.GROUP, mesh),
+                training=training,
                 what=stack,
                 settings=(f"model.module.{stack}.{field}.group_size", *settings),
             )
