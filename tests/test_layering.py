@@ -28,6 +28,7 @@ FLOORS = {
     "config": 7,
     "sweep": 8,
     "t5x_runner": 8,
+    "look": 8,  # verbs of the command line
     "cli": 9,
     "__main__": 10,  # hands over to cli
 }

@@ -336,6 +336,10 @@ VERBS = {
     "diff": ["diff", SMALL, LARGE],
     "check": ["check"],
     "components": ["components"],
+    "fiddle": ["show", "--fdl_config=moe_2048e_60l", "--as=gin"],
+    "code": ["show", f"--gin_file={LARGE}", "--as=fiddle"],
+    "graph": ["show", f"--gin_file={LARGE}", "--graph"],
+    "trace": ["check", "--trace", TINY],
 }
 
 
@@ -354,7 +358,8 @@ assert not xla_bridge._backends, "a device was started"
     assert done.returncode == 0, done.stderr
 
 
-def test_the_commands_of_the_readme_work(output):
+def test_the_commands_of_the_readme_work(output, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # one of them writes a picture
     text = (REPO / "README.md").read_text()
     section = text.split("## Look before you run\n")[1].split("\n## ")[0]
     commands = re.findall(r"^gshard-exp .*$", section, re.M)

@@ -1,4 +1,4 @@
-"""Lists what a gin file can assemble, read from the modules themselves."""
+"""Lists what gin files and fiddle builders can assemble, read from the modules themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from gshard_exp.config import check, signatures
 from gshard_exp.config.show import value_text
@@ -28,6 +29,13 @@ class Kind:
     modules: tuple[str, ...]
     method: str
 
+
+HEAD = """\
+Both front ends import the module, and name a.b.Name after it:
+  gin     from a import b    @b.Name() builds it, b.Name.parameter = value sets
+  fiddle  from a import b    fdl.Config(b.Name, parameter=value) builds it
+A function that is passed on with its arguments is @b.name in gin, and
+fdl.Partial(b.name, ...) in fiddle."""
 
 # A class is listed if it is public, a dataclass, defined in the module and has the method.
 KINDS = (
@@ -53,7 +61,7 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class that gin can build.
+    """A class that gin and fiddle can build.
 
     Attributes:
         path: import path, `gshard_exp.moe.gating.Top2Gating`.
@@ -86,12 +94,23 @@ def components(kind: Kind) -> list[Component]:
 
 
 def listing() -> str:
-    """Write all components by kind."""
-    parts = []
+    """Write how each front end names a component, all components by kind, and fiddle's builders."""
+    parts = [HEAD]
     for kind in KINDS:
         members = "\n".join(component.text() for component in components(kind))
         parts.append(f"{kind.title}\n{members}")
-    return "\n\n".join(parts)
+    builders = "\n".join(builder.text() for builder in fiddle_builders())
+    return "\n\n".join([*parts, f"Builders of fiddle configs (--fdl_config=NAME)\n{builders}"])
+
+
+def fiddle_builders() -> list[Component]:
+    """List the presets that fiddle knows by a bare name."""
+    from gshard_exp.config.from_fiddle import presets
+
+    return [
+        Component(name, _described(builder), _summary(builder))
+        for name, builder in presets().items()
+    ]
 
 
 def _members(module: str, method: str) -> Iterator[type]:
@@ -106,14 +125,22 @@ def _members(module: str, method: str) -> Iterator[type]:
 
 
 def _component(cls: type) -> Component:
-    hints = signatures.types(cls)
+    return Component(f"{cls.__module__}.{cls.__qualname__}", _described(cls), _summary(cls))
+
+
+def _described(target: Callable[..., Any]) -> tuple[str, ...]:
+    """Write the parameters of a class or function."""
+    hints = signatures.types(target)
     described = []
-    for name in signatures.parameters(cls):
-        if signatures.is_linens_own(cls, name):
+    for name in signatures.parameters(target):
+        if signatures.is_linens_own(target, name):
             continue
         hint = f": {check.describe(hints[name])}" if name in hints else ""
-        default = signatures.default_of(cls, name)
+        default = signatures.default_of(target, name)
         value = "" if default is inspect.Parameter.empty else f" = {value_text(default)}"
         described.append(f"{name}{hint}{value}")
-    summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-    return Component(f"{cls.__module__}.{cls.__qualname__}", tuple(described), summary)
+    return (*described, *["..."] * signatures.takes_any_keyword(target))
+
+
+def _summary(target: Callable[..., Any]) -> str:
+    return (inspect.getdoc(target) or "").partition("\n")[0]

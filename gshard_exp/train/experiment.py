@@ -8,17 +8,19 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from flax.traverse_util import unflatten_dict
+from jax.sharding import AbstractMesh, Mesh
 
 from gshard_exp import axes
 from gshard_exp.data.batches import RandomData, SeqioData
 from gshard_exp.errors import SettingError, require_at_least
 from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
 from gshard_exp.moe.layer import check_groups
+from gshard_exp.paths import parameter_path
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
-from gshard_exp.train.optimizer import Adafactor, AdamW
+from gshard_exp.train.optimizer import Adafactor, AdamW, state_names
 from gshard_exp.train.parameters import moe_layers, parameters
 from gshard_exp.train.state import StatePlan, plan_state
 from gshard_exp.train.step import StepFunction, partitioned_train_step
@@ -135,6 +137,10 @@ def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
     with _blaming("mesh"):
         mesh = experiment.mesh.build()
     check_layout(experiment, mesh)
+    return _plan_on(experiment, mesh)
+
+
+def _plan_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[StatePlan, StepFunction]:
     with _blaming("rules"):
         plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
         step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
@@ -224,11 +230,16 @@ def _check_batches(
             )
 
 
-def check_without_devices(experiment: Experiment) -> None:
+def check_without_devices(experiment: Experiment, *, trace: bool = False) -> None:
     """Refuse what can be known to be wrong without the devices of the mesh, however many.
 
-    Batches, routing groups and parameters have to lie evenly on a mesh of the asked size. Left to
-    `plan_experiment`, which needs the devices: optimizer state and constraints on activations.
+    Batches, routing groups, parameters and optimizer state have to lie evenly on a mesh of the
+    asked size.
+
+    Args:
+        experiment: the assembled tree.
+        trace: also trace the training step on a mesh without devices, as `plan_experiment` does on
+            one with: it meets every constraint on an activation, and takes seconds.
 
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
@@ -236,8 +247,28 @@ def check_without_devices(experiment: Experiment) -> None:
     mesh = experiment.mesh.abstract()
     check_layout(experiment, mesh)
     with _blaming("rules"):
-        for row in parameters(experiment.model):
-            experiment.rules.spec(row.names, shape=row.shape, mesh=mesh, what=row.path)
+        _check_state(experiment, mesh)
+    if trace:
+        _plan_on(experiment, mesh)
+
+
+def _check_state(experiment: Experiment, mesh: AbstractMesh) -> None:
+    """Apply the rules to parameters and optimizer state; the model itself is not traced again."""
+    table = parameters(experiment.model)
+    for row in table:
+        experiment.rules.spec(row.names, shape=row.shape, mesh=mesh, what=row.path)
+    # Parameters of equal shape and names have equal state: the first stands for all of them.
+    first = {(row.shape, row.names): row for row in reversed(table)}.values()
+    shapes = {row.path: jax.ShapeDtypeStruct(row.shape, jnp.float32) for row in first}
+    params = unflatten_dict(shapes, sep="/")
+    names = unflatten_dict({row.path: row.names for row in first}, sep="/")
+    state = jax.eval_shape(experiment.optimizer.make(names).init, params)
+    rules = experiment.rules.for_optimizer()
+
+    def check(path, leaf, leaf_names):
+        rules.spec(leaf_names, shape=leaf.shape, mesh=mesh, what=parameter_path(path))
+
+    jax.tree_util.tree_map_with_path(check, state, state_names(state, names, params))
 
 
 def check_vocabularies(experiment: Experiment) -> None:

@@ -72,7 +72,8 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
     """
     params, names = abstract_params(model)
     tx = optimizer.make(names)
-    shapes = jax.eval_shape(lambda key: _init(model, tx, key), jax.random.key(0))
+    # The key is made within the trace, since one made outside would start a device.
+    shapes = jax.eval_shape(lambda: _init(model, tx, jax.random.key(0)))
     replicated = NamedSharding(mesh, PartitionSpec())
     optimizer_rules = rules.for_optimizer()
 
