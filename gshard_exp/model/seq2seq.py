@@ -7,16 +7,13 @@ import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen import partitioning
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
+from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_within
-from gshard_exp.model.transformer import Transformer
+from gshard_exp.model.contract import Batch, Entry, Params, axis_names
+from gshard_exp.model.transformer import Stack, Transformer
 from gshard_exp.sharding.rules import Names
-
-Batch = Mapping[str, Array]
-Params = Mapping
 
 # Keys of a training batch, as seqio's EncDecFeatureConverter(pack=True) names them; all are
 # int32 [B, L] (`encoder_*` of the source length, `decoder_*` of the target length).
@@ -78,7 +75,53 @@ class Seq2SeqModel:
         """
         tokens = jnp.zeros((1, 2), jnp.int32)
         variables = self.module.init({"params": key}, tokens, tokens, tokens, enable_dropout=False)
-        return flax.core.unfreeze(variables["params"]), _names(variables["params_axes"])
+        return flax.core.unfreeze(variables["params"]), axis_names(variables["params_axes"])
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The stacks by name."""
+        return {"encoder": self.module.encoder, "decoder": self.module.decoder}
+
+    def batch_entries(self, batch_size: int, lengths: Mapping[str, int]) -> dict[str, Entry]:
+        """Describe the arrays of a batch.
+
+        Raises:
+            SettingError: `lengths` are not those of `inputs` and `targets`.
+        """
+        tokens = self.stack_lengths(lengths)
+        names = (axes.BATCH, axes.LENGTH)
+        return {
+            key: Entry((batch_size, tokens[key.split("_")[0]]), "int32", names)
+            for key in BATCH_KEYS
+        }
+
+    def stack_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokens of a row in each stack, those of the source and of the target."""
+        if sorted(lengths) != ["inputs", "targets"] or min(lengths.values()) < 1:
+            raise SettingError(
+                f"lengths={dict(lengths)} has to name exactly 'inputs' and 'targets', with at "
+                "least 1 token each.",
+                settings=("lengths",),
+            )
+        return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
+
+    def weight(self, batch: Batch) -> Float[Array, ""]:
+        """Return the number of target tokens, at least 1."""
+        return jnp.maximum(jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32), 1.0)
+
+    def scalars(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn sums over target tokens into means, as t5x users know them."""
+        tokens = max(sums["target_tokens"], 1.0)
+        return {
+            "accuracy": sums["correct"] / tokens,
+            "cross_ent_loss_per_all_target_tokens": sums["cross_ent_loss"] / tokens,
+            "z_loss_per_all_target_tokens": sums["z_loss"] / tokens,
+        }
+
+    def amounts(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Count target tokens, and those of both sides."""
+        targets = sums["target_tokens"]
+        return {"target_tokens": targets, "tokens": targets + sums["source_tokens"]}
 
     def loss(
         self,
@@ -201,12 +244,6 @@ def _refuse_shared_layers(module: nn.Module) -> None:
                 visit(getattr(node, field.name), f"{place}.{field.name}")
 
     visit(module, "module")
-
-
-def _names(params_axes: Mapping) -> dict:
-    """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
-    specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
-    return jax.tree.map(tuple, specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
 
 
 def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
