@@ -36,6 +36,7 @@ _SPLIT = {
     axes.ACTIVATION_HEADS: axes.MODEL,
     axes.GROUP: (axes.DATA, axes.EXPERT_AXIS),
     axes.EXPERT_GROUP: axes.DATA,
+    axes.IMAGE_ROWS: axes.MODEL,
 }
 
 

@@ -103,12 +103,12 @@ class RandomBatches:
 
     def save(self, folder: Path) -> None:
         """Write the count."""
-        _write_identity(folder, self._identity)
+        write_identity(folder, self._identity)
         (folder / "position.json").write_text(json.dumps({"drawn": self._drawn}))
 
     def restore(self, folder: Path) -> None:
         """Read the count."""
-        _check_identity(folder, self._identity)
+        check_identity(folder, self._identity)
         self._drawn = json.loads((folder / "position.json").read_text())["drawn"]
 
 
@@ -190,12 +190,12 @@ class SeqioBatches:
 
     def save(self, folder: Path) -> None:
         """Write the iterator's state, shuffle buffers and prefetched batches included."""
-        _write_identity(folder, self._identity)
+        write_identity(folder, self._identity)
         self._checkpoint().write(str(folder / "tf_data"))
 
     def restore(self, folder: Path) -> None:
         """Read the iterator's state."""
-        _check_identity(folder, self._identity)
+        check_identity(folder, self._identity)
         self._checkpoint().read(str(folder / "tf_data")).assert_consumed()
 
     def _checkpoint(self) -> Any:
@@ -234,11 +234,12 @@ def to_mesh(
     return placed
 
 
-def _write_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+def write_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Write beside a position which data it belongs to."""
     (folder / IDENTITY).write_text(json.dumps(identity, indent=1))
 
 
-def _check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
     """Refuse a position that belongs to other data: it would mean nothing here."""
     path = folder / IDENTITY
     saved = json.loads(path.read_text()) if path.exists() else {}

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Mapping
 
 import flax
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
@@ -12,6 +11,7 @@ from jaxtyping import Array, Float, Int, Key
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_within
 from gshard_exp.model.contract import Batch, Entry, Params, axis_names
+from gshard_exp.model.sown import layer_health, refuse_shared_layers, sum_over_layers
 from gshard_exp.model.transformer import Stack, Transformer
 from gshard_exp.sharding.rules import Names
 
@@ -62,7 +62,7 @@ class Seq2SeqModel:
     def __post_init__(self) -> None:
         require_within(self, 0.0, 1.0, "label_smoothing")
         require_at_least(self, 0.0, "z_loss", "aux_loss_factor", "router_z_loss_factor")
-        _refuse_shared_layers(self.module)
+        refuse_shared_layers(self.module)
 
     def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:
         """Make parameters and the logical names of their dimensions.
@@ -153,8 +153,8 @@ class Seq2SeqModel:
             logits_BLV, targets_BL, self.label_smoothing, self.z_loss
         )
         correct_BL = _correct(logits_BLV, targets_BL)
-        aux = _sum_over_layers(intermediates, "auxiliary_loss")
-        router_z = _sum_over_layers(intermediates, "router_z_loss")
+        aux = sum_over_layers(intermediates, "auxiliary_loss")
+        router_z = sum_over_layers(intermediates, "router_z_loss")
         token_loss = jnp.sum((smoothed_BL + z_BL) * weights_BL) / total_weight
         router_loss = self.aux_loss_factor * aux + self.router_z_loss_factor * router_z
         means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": router_loss}
@@ -171,7 +171,7 @@ class Seq2SeqModel:
             ),
         }
         # 0 in value; its gradient is the load that biases of routers go by, and adds up over parts.
-        bias_loss = _sum_over_layers(intermediates, "bias_loss")
+        bias_loss = sum_over_layers(intermediates, "bias_loss")
         return token_loss + share * router_loss + bias_loss, metrics
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Float[Array, " B"]]:
@@ -219,59 +219,6 @@ class Seq2SeqModel:
             mutable=["intermediates"],
         )
         return logits_BLV, collected.get("intermediates", {})
-
-
-def _refuse_shared_layers(module: nn.Module) -> None:
-    """Refuse a tree in which one layer object stands twice: flax would tie its parameters."""
-    places: dict[int, str] = {}
-
-    def visit(node: object, place: str) -> None:
-        if isinstance(node, tuple):
-            for index, item in enumerate(node):
-                visit(item, f"{place}[{index}]")
-        if not isinstance(node, nn.Module):
-            return
-        first = places.setdefault(id(node), place)
-        if first != place:
-            raise SettingError(
-                f"one {type(node).__name__} object stands at both {first} and {place}: the two "
-                "layers would share their parameters.",
-                settings=(place,),
-                hint="Make an object for each place.",
-            )
-        for field in dataclasses.fields(node):
-            if field.name not in ("parent", "name"):
-                visit(getattr(node, field.name), f"{place}.{field.name}")
-
-    visit(module, "module")
-
-
-def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
-    """Collect router health.
-
-    Args:
-        intermediates: what the module sowed; leaves have a leading axis over repetitions of a
-            stack's pattern.
-
-    Returns:
-        {"encoder/pattern_1": {metric: float32 [repeats, ...]}} for each sparse block of a pattern.
-    """
-    return {
-        f"{stack}/{block}": values["ffn"]["health"][0]
-        for stack, blocks in intermediates.items()
-        for block, values in blocks.items()
-    }
-
-
-def _sum_over_layers(intermediates: Mapping, name: str) -> Float[Array, ""]:
-    # A sown value is the first entry of a tuple under its name; `health` has an `auxiliary_loss`
-    # of its own, deeper down, which is not what is summed.
-    leaves = [
-        value
-        for path, value in jax.tree_util.tree_leaves_with_path(intermediates)
-        if getattr(path[-2], "key", None) == name
-    ]
-    return sum((jnp.sum(leaf) for leaf in leaves), jnp.zeros((), jnp.float32))
 
 
 def _correct(
