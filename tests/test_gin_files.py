@@ -110,15 +110,12 @@ def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches, lengths):
     params = jax.tree.map(lambda z: rng.normal(size=z.shape).astype(z.dtype), zeros.params)
     state = jax.device_put(zeros.replace(params=params), plan.shardings)
     entries = model.batch_entries(SHRUNK["BATCH_SIZE"], dict(lengths))
-    batch = {
+    batch = {}
+    for key, x in abstract_batch(entries, mesh, rules).items():
         # Integers are tokens, segments, positions, weights or classes: 1 and 2 are any of these.
-        key: rng.integers(1, 3, x.shape) if x.dtype == np.int32 else rng.normal(size=x.shape)
-        for key, x in (abstract := abstract_batch(entries, mesh, rules)).items()
-    }
-    batch = {
-        key: jax.device_put(value.astype(abstract[key].dtype), abstract[key].sharding)
-        for key, value in batch.items()
-    }
+        integers = x.dtype == np.int32
+        value = rng.integers(1, 3, x.shape) if integers else rng.normal(size=x.shape)
+        batch[key] = jax.device_put(value.astype(x.dtype), x.sharding)
     step = partitioned_train_step(plan, rules, microbatches)
     state, metrics = step(state, batch)
     assert int(state.step) == 1

@@ -119,7 +119,7 @@ def _cause(path: tuple[str, ...], layers: Mapping[str, str]) -> Cause:
     if place and "->" in place[-1]:
         methods.append(place.pop())
     else:
-        methods.append(path[-1])
+        methods.append(path[-1] or "XLA does not say")
     where = "/".join(place)
     above = [known for known in layers if f"{where}/".startswith(f"{known}/")]
     layer = layers[max(above, key=len)] if above else ""

@@ -26,7 +26,16 @@ from gshard_exp.sharding.groups import mesh_axes
 from gshard_exp.sharding.tables import columns
 
 _ORDER = (FORWARD, RECOMPUTATION, BACKWARD, OUTSIDE)
-Dims = tuple[int, ...]
+# Element type as HLO writes it, and the dimensions larger than 1, in order.
+Key = tuple[str, tuple[int, ...]]
+_HLO_TYPES = {
+    "bool": ("pred",),
+    "bfloat16": ("bf16", "f32"),  # CPUs compute in float32
+    "float16": ("f16", "f32"),
+    **{f"float{n}": (f"f{n}",) for n in (32, 64)},
+    **{f"int{n}": (f"s{n}",) for n in (8, 16, 32, 64)},
+    **{f"uint{n}": (f"u{n}",) for n in (8, 16, 32, 64)},
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -180,16 +189,17 @@ def read(
     text: str,
     mesh: Mesh | AbstractMesh,
     *,
-    values: Mapping[Dims, Value] = MappingProxyType({}),
+    values: Mapping[Key, Value] = MappingProxyType({}),
     layers: Mapping[str, str] = MappingProxyType({}),
 ) -> Census:
     """Read the text of a compiled module.
 
     A replication is an all-gather of the model (not of the optimizer's update) whose result has the
-    global size of a value of the traced program, where no annotation, input or output of that
-    shape is replicated. So neither a gather over some of the axes that split a value counts, nor
-    one whose shape coincides with that of a value that is replicated on purpose; and a shape that
-    several values share is named by what is known of any of them.
+    type and global shape of a value of the traced program, where no annotation, input or output of
+    that shape is replicated. What it cannot see: a gather over some of the axes that split a value;
+    a value that was transposed or reshaped on the way; one whose shape coincides with that of a
+    value that is replicated on purpose. And it names a gathered part of an array that happens to
+    have the shape of a whole one.
 
     Args:
         text: of the optimised module.
@@ -224,7 +234,7 @@ def read(
     return Census(shape, tuple(rows), tuple(counted), tuple(module.unknown_loops()))
 
 
-def known_values(jaxpr: ClosedJaxpr, arguments: Sequence[Any], compiled: Any) -> dict[Dims, Value]:
+def known_values(jaxpr: ClosedJaxpr, arguments: Sequence[Any], compiled: Any) -> dict[Key, Value]:
     """Collect what annotations, inputs and outputs say of the shapes in a traced program.
 
     Args:
@@ -233,36 +243,37 @@ def known_values(jaxpr: ClosedJaxpr, arguments: Sequence[Any], compiled: Any) ->
         compiled: for the shardings of inputs and outputs.
 
     Returns:
-        Facts by the dimensions of a shape that are larger than 1, in ascending order: layouts and
-        transpositions do not matter.
+        Facts by element type and shape.
     """
-    values: dict[Dims, Value] = {}
+    values: dict[Key, Value] = {}
 
-    def note(dims: Sequence[int], sharding: Any = None, name: str = "") -> None:
-        key = _key(dims)
-        value = values.get(key, Value())
-        if sharding is not None and sharding.is_fully_replicated:
-            value = dataclasses.replace(value, whole=True)
-        elif isinstance(sharding, NamedSharding):
-            value = dataclasses.replace(value, split=f"{tuple(sharding.spec)}")
-        if name:
-            value = dataclasses.replace(value, names=(*value.names, name))
-        values[key] = value
+    def note(array: Any, sharding: Any = None, name: str = "") -> None:
+        for dtype in _HLO_TYPES.get(str(array.dtype), ()):
+            key = _key(dtype, array.shape)
+            values[key] = _noted(values.get(key, Value()), sharding, name)
 
     for equation in _equations(jaxpr.jaxpr):
         constraint = equation.primitive.name == "sharding_constraint"
         for variable in equation.outvars:
-            note(variable.aval.shape, equation.params["sharding"] if constraint else None)
+            note(variable.aval, equation.params["sharding"] if constraint else None)
     given = jax.tree_util.tree_leaves_with_path(tuple(arguments))
     shardings = jax.tree.leaves(compiled.input_shardings[0])
     if len(given) == len(shardings):  # else some arguments are not used, and left out there
         for (path, leaf), sharding in zip(given, shardings, strict=True):
-            note(leaf.shape, sharding, jax.tree_util.keystr(path[1:], simple=True, separator="/"))
+            note(leaf, sharding, jax.tree_util.keystr(path[1:], simple=True, separator="/"))
     for variable, sharding in zip(
         jaxpr.jaxpr.outvars, jax.tree.leaves(compiled.output_shardings), strict=True
     ):
-        note(variable.aval.shape, sharding)
+        note(variable.aval, sharding)
     return values
+
+
+def _noted(value: Value, sharding: Any, name: str) -> Value:
+    if sharding is not None and sharding.is_fully_replicated:
+        value = dataclasses.replace(value, whole=True)
+    elif isinstance(sharding, NamedSharding):
+        value = dataclasses.replace(value, split=f"{tuple(sharding.spec)}")
+    return dataclasses.replace(value, names=(*value.names, name)) if name else value
 
 
 def _equations(jaxpr: Jaxpr) -> Iterator[Any]:
@@ -281,14 +292,14 @@ def _replications(
     sent: hlo.Collective,
     axes: tuple[str, ...],
     why: tuple[Cause, ...],
-    values: Mapping[Dims, Value],
+    values: Mapping[Key, Value],
 ) -> Iterator[Replication]:
     asked = [cause for cause in why if cause.when != OUTSIDE] or (
         # A program without a gradient is outside of one as a whole.
         [] if any(cause.when != OUTSIDE for cause in why) else list(why)
     )
     for shape in sent.shapes:
-        value = values.get(_key(shape.dims))
+        value = values.get(_key(shape.dtype, shape.dims))
         if value is None or value.whole or not asked:
             continue
         yield Replication(
@@ -312,8 +323,8 @@ def _missing(value: Value, cause: Cause) -> str:
     return f"no value of this shape is annotated: annotate {where}"
 
 
-def _key(dims: Iterable[int]) -> Dims:
-    return tuple(sorted(size for size in dims if size > 1))
+def _key(dtype: str, dims: Iterable[int]) -> Key:
+    return dtype, tuple(size for size in dims if size > 1)
 
 
 def _summary(why: tuple[Cause, ...]) -> str:
