@@ -1,8 +1,6 @@
 """Tiny models, rules and batches that several tests share. No gin: plain constructors."""
 
-import contextlib
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +17,7 @@ from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Tran
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.invariance import quick_compilation
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
 
@@ -131,29 +130,10 @@ def on_mesh(host_batch, mesh, rules=RULES):
     return to_mesh(host_batch, mesh, rules)
 
 
-@functools.cache
-def _quick() -> dict:
-    """Options for little optimisation: compiling is most of what these tests take.
-
-    What is compiled so computes the same, slowly. An option that a version of XLA does not know is
-    left out.
-    """
-    options = {}
-    for option in (
-        {"xla_backend_optimization_level": 0},
-        {"xla_llvm_disable_expensive_passes": True},
-        {"xla_cpu_use_fusion_emitters": False},
-    ):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda x: x).lower(1.0).compile(option)
-            options |= option
-    return options
-
-
 def compiled(function, *args):
     """Compile for arguments like these, in little time."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
-    return jitted.lower(*args).compile(_quick())
+    return jitted.lower(*args).compile(quick_compilation())
 
 
 def run(function, *args):

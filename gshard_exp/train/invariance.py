@@ -5,7 +5,9 @@ gradients, metrics and updated parameters are those of one device up to rounding
 with the layers as a scan or as a loop, by every dispatch method, recomputed or not.
 """
 
+import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import numpy as np
 import optax
 
 from gshard_exp.data.batches import HostBatch, to_mesh
+from gshard_exp.errors import SettingError
 from gshard_exp.model.contract import Model
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.layer import MoeLayer
@@ -113,13 +116,12 @@ def ways(experiment: Experiment, devices: int) -> Iterator[Way]:
     sparse = [layer for stack in model.stacks for _, layer in moe_layers(model, stack)]
     limited = any(layer.train_capacity_factor is not None for layer in sparse)
     meshes = factorisations(devices)
-    for mesh in meshes:
-        for dispatch in DISPATCHES if limited else (None,):
-            yield Way(mesh, dispatch)
     fitting = [mesh for mesh in meshes if not reason_against(experiment, mesh)]
-    for mesh in sorted(fitting, key=lambda mesh: -sum(n > 1 for n in dataclasses.astuple(mesh)))[
-        :1
-    ]:
+    for mesh in meshes:
+        for dispatch in DISPATCHES if limited and mesh in fitting else (None,):
+            yield Way(mesh, dispatch)
+    if fitting:
+        mesh = max(fitting, key=lambda mesh: sum(n > 1 for n in dataclasses.astuple(mesh)))
         yield Way(mesh, loop=False)
         yield Way(mesh, loop=True)
         yield Way(mesh, remat="none")
@@ -159,19 +161,15 @@ class OneDevice:
         self,
         experiment: Experiment,
         batch: HostBatch,
-        *,
-        compiler_options: Mapping[str, Any] | None = None,
     ) -> None:
         """Take the step.
 
         Args:
             experiment: what is computed.
             batch: on the host, in the shapes of the model's `batch_entries`.
-            compiler_options: of XLA.
         """
         self._experiment = experiment
         self._batch = batch
-        self._options = compiler_options
         self._begin = self._initial_state()
         self.outcome = self._step(Way(MeshSpec()))
 
@@ -180,7 +178,10 @@ class OneDevice:
         skipped = reason_against(self._experiment, way.mesh)
         if skipped:
             return Comparison(str(way), skipped)
-        outcome = self._step(way)
+        try:
+            outcome = self._step(way)
+        except SettingError as error:  # of what only tracing meets: constraints on activations
+            return Comparison(str(way), error.problem)
         worst = {part: _worst(outcome[part], self.outcome[part], tolerance) for part in PARTS}
         return Comparison(str(way), worst=worst)
 
@@ -202,7 +203,7 @@ class OneDevice:
         batch = to_mesh(self._batch, mesh, experiment.rules, names)
         step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
         state = jax.device_put(self._begin, plan.shardings)
-        compiled = step.lower(state, batch).compile(self._options)
+        compiled = step.lower(state, batch).compile(quick_compilation())
         state, metrics = jax.device_get(compiled(state, batch))
         return {
             "loss": metrics.pop("loss"),
@@ -210,6 +211,25 @@ class OneDevice:
             "metrics": metrics,
             "parameters": state.params,
         }
+
+
+@functools.cache
+def quick_compilation() -> dict[str, Any]:
+    """Return options of XLA for little optimisation: one step takes less than compiling it well.
+
+    What is partitioned is the same; what is compiled so computes the same, slowly. An option that
+    the platform or a version of XLA does not know is left out.
+    """
+    options: dict[str, Any] = {}
+    for option in (
+        {"xla_backend_optimization_level": 0},
+        {"xla_llvm_disable_expensive_passes": True},
+        {"xla_cpu_use_fusion_emitters": False},
+    ):
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.jit(lambda x: x).lower(1.0).compile(option)
+            options |= option
+    return options
 
 
 def carried_out(model: Model, way: Way) -> Model:
