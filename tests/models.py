@@ -10,13 +10,15 @@ import numpy as np
 import optax
 
 from gshard_exp import axes
-from gshard_exp.data.batches import to_mesh
+from gshard_exp.data.batches import RandomData, to_mesh
 from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.checkpoint import Checkpoints
+from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.invariance import quick_compilation
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
@@ -149,6 +151,22 @@ class Sgd:
     def make(self, names):
         del names
         return optax.sgd(self.learning_rate, momentum=0.9)
+
+
+def experiment(**changes) -> Experiment:
+    """A model of these tests as an experiment."""
+    fields: dict[str, Any] = {
+        "model_dir": "unused",
+        "model": model(),
+        "data": RandomData(VOCAB, VOCAB),
+        "lengths": {"inputs": SOURCE, "targets": TARGET},
+        "batch_size": ROWS,
+        "train_steps": 1,
+        "optimizer": Sgd(),
+        "rules": RULES,
+        "checkpoints": Checkpoints(every_steps=1),
+    }
+    return Experiment(**fields | changes)
 
 
 def devices(count: int = 1):
