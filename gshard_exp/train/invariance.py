@@ -32,6 +32,8 @@ from gshard_exp.train.step import partitioned_train_step
 
 DISPATCHES: tuple[Dispatch, ...] = (EinsumDispatch(), ScatterDispatch(), RaggedDispatch())
 PARTS = ("loss", "gradients", "metrics", "parameters")
+# In place of a leaf: such a schedule leaves only the gradients to tell.
+_UNMOVED = "none moved: the learning rate of the first step is 0"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,6 +174,10 @@ class OneDevice:
         self._batch = batch
         self._begin = self._initial_state()
         self.outcome = self._step(Way(MeshSpec()))
+        before, after = (
+            jax.tree.leaves(p) for p in (self._begin.params, self.outcome["parameters"])
+        )
+        self._moved = any(map(np.any, map(np.not_equal, before, after)))
 
     def compare(self, way: Way, tolerance: Tolerance = Tolerance()) -> Comparison:
         """Take the step in another way and compare."""
@@ -183,6 +189,8 @@ class OneDevice:
         except SettingError as error:  # of what only tracing meets: constraints on activations
             return Comparison(str(way), error.problem)
         worst = {part: _worst(outcome[part], self.outcome[part], tolerance) for part in PARTS}
+        if not self._moved:
+            worst["parameters"] = worst["parameters"]._replace(leaf=_UNMOVED)
         return Comparison(str(way), worst=worst)
 
     def _initial_state(self) -> TrainState:
