@@ -159,6 +159,12 @@ def test_loops_multiply_and_causes_are_read(mesh):
 
 ASYNCHRONOUS = """HloModule m
 
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
 %wrapped (p: bf16[8,4]) -> bf16[8,4] {
   %p = bf16[8,4]{1,0:T(8,128)(2,1)} parameter(0)
   ROOT %a = bf16[8,4]{1,0:T(8,128)(2,1)} all-to-all(%p), replica_groups=[4,2]<=[8], dimensions={0}, metadata={op_name="jit(f)/jvp(M)/M.encode/encoder/ffn/dispatch/transpose"}
