@@ -1,7 +1,6 @@
 """The command line: verbs to functions, and the only reader of argv."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -102,16 +101,6 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     assembled = _assemble_experiment(arguments, bindings)
     with _explained(assembled):
         report.print_tasks(_translation_tasks(assembled), samples=arguments.samples)
-    return 0
-
-
-def _audit(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import routing
-
-    report = routing.audit_presets(arguments.preset or (), bindings, look.search_paths(arguments))
-    if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    look.say(routing.table(report))
     return 0
 
 
@@ -227,7 +216,7 @@ def _add_looking_verbs(verbs: Any) -> None:
         _fdl_set(verb)
     _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
     audit = _verb(
-        verbs, "audit", _audit, "compare routing presets with Algorithm 1, token by token"
+        verbs, "audit", look.audit_verb, "compare routing presets with Algorithm 1, token by token"
     )
     audit.add_argument(
         "--preset",

@@ -1,6 +1,7 @@
-"""The verbs that look at experiments without running them: show, diff, check, components."""
+"""The verbs that look at experiments without running them."""
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,6 +70,17 @@ def components_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> i
     from gshard_exp.config import components
 
     say(components.listing())
+    return 0
+
+
+def audit_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Compare routing presets with Algorithm 1."""
+    from gshard_exp.config import routing
+
+    report = routing.audit_presets(arguments.preset or (), bindings, search_paths(arguments))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    say(routing.table(report))
     return 0
 
 

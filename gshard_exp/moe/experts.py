@@ -29,10 +29,10 @@ class Experts(NamedTuple):
         # C of 1 or 2 to 8 sublanes, and CPUs multiply and transpose flat matrices faster.
         num_experts, groups, capacity, width = x_EGCM.shape
         x_ERM = x_EGCM.reshape(num_experts, groups * capacity, width)
-        h_ERH = jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype))
-        h_ERH = constrain(jax.nn.relu(h_ERH), axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
+        h_ERH = jax.nn.relu(jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype)))
+        h_ERH = constrain(h_ERH, axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
         y_ERM = jnp.einsum("ERH,EHM->ERM", h_ERH, self.wo.astype(x.dtype))
-        return _from_experts(y_ERM.reshape(num_experts, groups, capacity, width))
+        return _from_experts(y_ERM.reshape(x_EGCM.shape))
 
     def of_rows(self, x: Float[Array, "R M"], sizes: Int[Array, " E"]) -> Float[Array, "R M"]:
         """Compute rows that are sorted by expert, `sizes` of each; 0 for rows of nobody."""

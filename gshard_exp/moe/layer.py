@@ -130,7 +130,9 @@ class MoeLayer(nn.Module):
         routing = self.gating(logits_GSE, valid_GS, capacity, uniform, *self._bias())
         self._report(routing, logits_GSE, valid_GS, None if factor is None else capacity)
 
-        y_GSM = dispatch(x_GSM, routing, self._experts(width), capacity)
+        experts = self._experts(width)
+        # Initialising declares parameters: the experts' work would be traced for nothing.
+        y_GSM = x_GSM if self.is_initializing() else dispatch(x_GSM, routing, experts, capacity)
         y_GSM = constrain(y_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
         y_BLM = y_GSM.reshape(-1, width)[: batch * length].reshape(batch, length, width)
         y_BLM = y_BLM.astype(x_BLM.dtype)
