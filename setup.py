@@ -37,9 +37,10 @@ CORPUS = [
     "django-ckeditor-5>=0.2.18,<0.3",
     "django-ckeditor>=6.7,<7",
 ]
+VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]
 BENCH = ["matplotlib>=3.8"]
-TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH]
+TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH, *VISION]
 
 ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config", "use"]
 
@@ -69,6 +70,7 @@ setup(
     extras_require={
         "data": DATA,
         "corpus": CORPUS,
+        "vision": VISION,
         "tpu": TPU_COMPILER,
         "bench": BENCH,
         "test": TEST,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp import look
+from gshard_exp import look, verify
 from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
 from gshard_exp.errors import SettingError
 
@@ -196,6 +196,13 @@ def _parser() -> argparse.ArgumentParser:
         _one_experiment(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
     _add_model_verbs(verbs)
+    inspect = _verb(verbs, "inspect", verify.inspect_verb, "list what a step sends, and why")
+    invariance = _verb(
+        verbs, "invariance", verify.invariance_verb, "compare a step on every mesh with one device"
+    )
+    for verb in (inspect, invariance):
+        _one_experiment(verb, required=True, explanation="the later wins")
+        verify.add_flags(verb)
     return parser
 
 

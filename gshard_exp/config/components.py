@@ -51,15 +51,22 @@ KINDS = (
     ),
     Kind(
         "Layers",
-        ("gshard_exp.moe.layer", "gshard_exp.model.layers", "gshard_exp.model.transformer"),
+        tuple(
+            f"gshard_exp.{name}"
+            for name in ("moe.layer", "model.layers", "model.transformer", "model.vision")
+        ),
         "__call__",
     ),
-    Kind("Models", ("gshard_exp.model.seq2seq",), "loss"),
+    Kind("Models", ("gshard_exp.model.seq2seq", "gshard_exp.model.vision"), "loss"),
     Kind("Optimizers", ("gshard_exp.train.optimizer",), "make"),
     Kind("Learning-rate schedules", ("gshard_exp.train.optimizer",), "__call__"),
-    Kind("Training data", ("gshard_exp.data.batches",), "train_batches"),
+    Kind("Training data", ("gshard_exp.data.batches", "gshard_exp.data.digits"), "train_batches"),
     Kind("Sources of a corpus", ("gshard_exp.data.sources", "gshard_exp.data.packages"), "pairs"),
-    Kind("Evaluators", ("gshard_exp.score.evaluate", "gshard_exp.score.in_training"), "__call__"),
+    Kind(
+        "Evaluators",
+        tuple(f"gshard_exp.score.{name}" for name in ("evaluate", "in_training", "images")),
+        "__call__",
+    ),
     Kind("Searches", ("gshard_exp.score.beam", "gshard_exp.score.flat_beam"), "__call__"),
     Kind("Metrics", ("gshard_exp.score.bleu",), "__call__"),
 )

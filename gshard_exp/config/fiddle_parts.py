@@ -41,6 +41,7 @@ _SPLIT: dict[str, str | tuple[str, ...]] = {
     axes.ACTIVATION_HEADS: axes.MODEL,
     axes.GROUP: (axes.DATA, axes.EXPERT_AXIS),
     axes.EXPERT_GROUP: axes.DATA,
+    axes.IMAGE_ROWS: axes.MODEL,
 }
 
 

@@ -41,13 +41,15 @@ class Experts(NamedTuple):
 
 
 # The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone
-# the partitioner replicates the whole [E, G, C, M] array.
+# the partitioner replicates the whole [E, G, C, M] array. The scopes' names reach the census.
+@jax.named_scope("dispatch")
 def _to_experts(x_GECM: Float[Array, "G E C M"]) -> Float[Array, "E G C M"]:
     x_GECM = constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)
     x_EGCM = jnp.swapaxes(x_GECM, 0, 1)
     return constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
 
 
+@jax.named_scope("combine")
 def _from_experts(x_EGCM: Float[Array, "E G C M"]) -> Float[Array, "G E C M"]:
     x_EGCM = constrain(x_EGCM, axes.EXPERT, axes.EXPERT_GROUP, axes.CAPACITY, axes.ACTIVATION_EMBED)
     x_GECM = jnp.swapaxes(x_EGCM, 0, 1)

@@ -12,10 +12,10 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import AbstractMesh, Mesh
 
 from gshard_exp import axes
-from gshard_exp.data.batches import RandomData, SeqioData
+from gshard_exp.data.batches import DataSource
 from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.model.contract import Model, Params, abstract_batch
 from gshard_exp.model.incremental import Search
-from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
 from gshard_exp.moe.layer import check_groups
 from gshard_exp.paths import parameter_path
 from gshard_exp.sharding.mesh import MeshSpec
@@ -37,7 +37,7 @@ class Evaluator(Protocol):
     lengths: Mapping[str, int]
 
     def __call__(
-        self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
+        self, params: Params, *, model: Model, mesh: Mesh, rules: Rules, folder: Path
     ) -> tuple[Mapping[str, float], str]:
         """Return scalars to write, and a text for a person to read.
 
@@ -75,7 +75,8 @@ class Experiment:
         model_dir: folder for everything that the run writes; the same folder resumes.
         model: network and losses.
         data: where training batches come from.
-        lengths: tokens in a row, {"inputs": L of the source, "targets": L of the target}.
+        lengths: sizes of a row that the model leaves open; of translation {"inputs": tokens of the
+            source, "targets": tokens of the target}.
         batch_size: rows in a batch, over all devices and microbatches.
         train_steps: the step at which the run ends.
         optimizer: and its schedule.
@@ -91,8 +92,8 @@ class Experiment:
     """
 
     model_dir: str
-    model: Seq2SeqModel
-    data: SeqioData | RandomData
+    model: Model
+    data: DataSource
     lengths: Mapping[str, int]
     batch_size: int
     train_steps: int
@@ -115,13 +116,7 @@ class Experiment:
                 "(or mounted) folders only.",
                 settings=("model_dir",),
             )
-        sides = sorted(self.lengths)
-        if sides != ["inputs", "targets"] or min(self.lengths.values()) < 1:
-            raise SettingError(
-                f"lengths={dict(self.lengths)} has to name exactly 'inputs' and 'targets', with at "
-                "least 1 token each.",
-                settings=("lengths",),
-            )
+        self.model.stack_lengths(self.lengths)  # refuses those that are not the model's
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"batch_size={self.batch_size} does not divide into microbatches="
@@ -148,18 +143,14 @@ def _plan_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[StatePl
         plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
         step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
         # Tracing meets every constraint on an activation.
-        jax.eval_shape(step, plan.abstract, _abstract_batch(experiment))
+        jax.eval_shape(step, plan.abstract, batch_on(experiment, mesh))
     return plan, step
 
 
-def _abstract_batch(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    sides = {"encoder": "inputs", "decoder": "targets"}
-    return {
-        key: jax.ShapeDtypeStruct(
-            (experiment.batch_size, experiment.lengths[sides[key.split("_")[0]]]), jnp.int32
-        )
-        for key in BATCH_KEYS
-    }
+def batch_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a training batch with their shardings on a mesh."""
+    entries = experiment.model.batch_entries(experiment.batch_size, experiment.lengths)
+    return abstract_batch(entries, mesh, experiment.rules)
 
 
 @contextlib.contextmanager
@@ -219,12 +210,12 @@ def _check_batches(
             settings=settings,
             hint=f"Set batch_size to a multiple of {row_parts * microbatches}.",
         )
-    for stack, key in (("encoder", "inputs"), ("decoder", "targets")):
+    for stack, length in experiment.model.stack_lengths(lengths).items():
         for field, layer in moe_layers(experiment.model, stack):
             check_groups(
                 layer,
                 batch=rows,
-                length=lengths[key],
+                length=length,
                 microbatches=microbatches,
                 shards=experiment.rules.partitions(axes.GROUP, mesh),
                 training=training,
@@ -284,8 +275,10 @@ def check_vocabularies(experiment: Experiment) -> None:
     """
     sizes = experiment.data.vocab_sizes()
     for key, embedding in (("inputs", "source_embedding"), ("targets", "target_embedding")):
+        if key not in sizes:
+            continue
         rows = getattr(experiment.model.module, embedding).vocab_size
-        if sizes.get(key, 0) > rows:
+        if sizes[key] > rows:
             raise SettingError(
                 f"the vocabulary of {key} has {sizes[key]} pieces and the {embedding} only {rows} "
                 "rows: every piece needs one.",

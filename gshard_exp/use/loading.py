@@ -12,8 +12,9 @@ from gshard_exp.config import ConfigError, assemble
 from gshard_exp.data.model_files import ModelFiles
 from gshard_exp.data.tokens import INPUTS, TARGETS
 from gshard_exp.errors import SettingError
+from gshard_exp.model.contract import Params
 from gshard_exp.model.incremental import StepDecoder
-from gshard_exp.model.seq2seq import Params
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.score.beam import BeamSearch
 from gshard_exp.score.bleu import Bleu, ChrF, Metric
 from gshard_exp.score.translator import Translator
@@ -28,6 +29,7 @@ class OpenedModel:
 
     Attributes:
         experiment: as its config.gin sets it up, with the bindings of the call.
+        model: of the experiment, one that translates.
         step: whose parameters these are.
         params: on the mesh of `translator`.
         files: vocabularies, languages and held-out text.
@@ -35,6 +37,7 @@ class OpenedModel:
     """
 
     experiment: Experiment
+    model: Seq2SeqModel
     step: int
     params: Params
     files: ModelFiles
@@ -94,9 +97,16 @@ def open_model(
         )
     assembled = assemble(Experiment, [str(config)], bindings)
     experiment = assembled.tree
+    model = experiment.model
+    if not isinstance(model, Seq2SeqModel):
+        raise SettingError(
+            f"{folder} holds a {type(model).__name__}, which translates nothing.",
+            settings=("model_dir",),
+            hint="Give the MODEL_DIR of a run with a Seq2SeqModel.",
+        )
     try:
         mesh = experiment.mesh.build()
-        abstract, names = abstract_params(experiment.model)
+        abstract, names = abstract_params(model)
         shardings = jax.tree_util.tree_map_with_path(
             lambda path, leaf, leaf_names: experiment.rules.sharding(
                 leaf_names, shape=leaf.shape, mesh=mesh, what=jax.tree_util.keystr(path)
@@ -116,10 +126,10 @@ def open_model(
         shardings,
     )
     step, params = restore_params(folder, step, placed)
-    module = experiment.model.module
+    module = model.module
     files = ModelFiles(folder)
     translator = Translator(
-        decoder=StepDecoder.of(experiment.model, params),
+        decoder=StepDecoder.of(model, params),
         search=experiment.search or BeamSearch(),
         vocabularies={
             INPUTS: files.vocabulary(INPUTS, module.source_embedding.vocab_size),
@@ -131,7 +141,7 @@ def open_model(
         batch_size=batch_size or _batch_size(experiment, mesh),
         languages={language.code: language.name for language in files.languages},
     )
-    return OpenedModel(experiment, step, params, files, translator)
+    return OpenedModel(experiment, model, step, params, files, translator)
 
 
 def _batch_size(experiment: Experiment, mesh: Any) -> int:

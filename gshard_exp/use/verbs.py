@@ -110,7 +110,7 @@ def evaluate(
     pairs = _pairs(opened, split, languages, max_examples)
     results = _translated(opened.translator, pairs)
     teacher_forced: dict[str, Any] = dict(_losses(opened, pairs))
-    model = opened.experiment.model
+    model = opened.model
     if evaluation.has_capacity(model, "decode"):
         decoder = StepDecoder.of(model.dropless(), opened.params)
         dropless = dataclasses.replace(opened.translator, decoder=decoder)
@@ -177,7 +177,7 @@ def _losses(opened: OpenedModel, pairs: Sequence[evaluation.Pair]) -> Mapping[st
         for _, text, english in pairs
     ]
     return evaluation.losses(
-        opened.experiment.model,
+        opened.model,
         opened.params,
         examples,
         batch_size=opened.translator.batch_size,
