@@ -47,7 +47,7 @@ RULES = {
     "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
     "gin/paper/": Rule((THIS,)),
     "experiments/": Rule((THIS,)),
-    "experiments/vision_moe/": Rule((THIS,), ("TASK_FEATURE_LENGTHS={}",)),
+    "experiments/vision_moe/": Rule((THIS,), ("TASK_FEATURE_LENGTHS={}", "TRAIN_STEPS=100")),
 }
 # What is read of these is set to these; the rest stays as the files say.
 SHRUNK = {
