@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 
 import flax
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key

@@ -20,6 +20,7 @@ from gshard_exp.data.batches import HostBatch, to_mesh
 from gshard_exp.errors import SettingError
 from gshard_exp.model.contract import Model
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch, ScatterDispatch
+from gshard_exp.moe.gather import GatherDispatch
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.moe.ragged import RaggedDispatch
 from gshard_exp.sharding.mesh import MeshSpec
@@ -30,7 +31,12 @@ from gshard_exp.train.parameters import moe_layers
 from gshard_exp.train.state import TrainState, plan_state
 from gshard_exp.train.step import partitioned_train_step
 
-DISPATCHES: tuple[Dispatch, ...] = (EinsumDispatch(), ScatterDispatch(), RaggedDispatch())
+DISPATCHES: tuple[Dispatch, ...] = (
+    EinsumDispatch(),
+    ScatterDispatch(),
+    GatherDispatch(),
+    RaggedDispatch(),
+)
 PARTS = ("loss", "gradients", "metrics", "parameters")
 # In place of a leaf: such a schedule leaves only the gradients to tell.
 _UNMOVED = "none moved: the learning rate of the first step is 0"

@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from gshard_exp.config import ConfigError, assemble
 from gshard_exp.data.model_files import ModelFiles
@@ -104,27 +105,7 @@ def open_model(
             settings=("model_dir",),
             hint="Give the MODEL_DIR of a run with a Seq2SeqModel.",
         )
-    try:
-        mesh = experiment.mesh.build()
-        abstract, names = abstract_params(model)
-        shardings = jax.tree_util.tree_map_with_path(
-            lambda path, leaf, leaf_names: experiment.rules.sharding(
-                leaf_names, shape=leaf.shape, mesh=mesh, what=jax.tree_util.keystr(path)
-            ),
-            abstract,
-            names,
-        )
-    except SettingError as error:
-        raise ConfigError(
-            error.problem,
-            hint=f"{error.hint} Any mesh will do: --gin.DATA_PARTITIONS=1 "
-            "--gin.NUM_EXPERT_PARTITIONS=1 --gin.NUM_MODEL_PARTITIONS=1 is one device.",
-        ) from error
-    placed: Any = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract,
-        shardings,
-    )
+    mesh, placed = _placed(experiment)
     step, params = restore_params(folder, step, placed)
     module = model.module
     files = ModelFiles(folder)
@@ -142,6 +123,31 @@ def open_model(
         languages={language.code: language.name for language in files.languages},
     )
     return OpenedModel(experiment, model, step, params, files, translator)
+
+
+def _placed(experiment: Experiment) -> tuple[Mesh, Any]:
+    """Build the mesh and lay the parameters out on it; shapes and shardings, no arrays."""
+    try:
+        mesh = experiment.mesh.build()
+        abstract, names = abstract_params(experiment.model)
+        shardings = jax.tree_util.tree_map_with_path(
+            lambda path, leaf, leaf_names: experiment.rules.sharding(
+                leaf_names, shape=leaf.shape, mesh=mesh, what=jax.tree_util.keystr(path)
+            ),
+            abstract,
+            names,
+        )
+    except SettingError as error:
+        raise ConfigError(
+            error.problem,
+            hint=f"{error.hint} Any mesh will do: --gin.DATA_PARTITIONS=1 "
+            "--gin.NUM_EXPERT_PARTITIONS=1 --gin.NUM_MODEL_PARTITIONS=1 is one device.",
+        ) from error
+    return mesh, jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        abstract,
+        shardings,
+    )
 
 
 def _batch_size(experiment: Experiment, mesh: Any) -> int:
