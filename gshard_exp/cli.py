@@ -83,7 +83,7 @@ def _keep_compiled_programs(arguments: argparse.Namespace) -> None:
     folder = arguments.compile_cache or os.path.join(caches, "gshard_exp", "compiled")
     note = keep_compiled_programs(Path(folder).expanduser())
     if note:
-        _say(note)
+        look.say(note)
 
 
 def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:

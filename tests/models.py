@@ -140,7 +140,7 @@ def compiled(function, *args):
 
 def quick(function):
     """Compile in little time, for whatever shapes it meets."""
-    return jax.jit(function, compiler_options=_quick())
+    return jax.jit(function, compiler_options=quick_compilation())
 
 
 def run(function, *args):

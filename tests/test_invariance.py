@@ -10,6 +10,7 @@ import tiny_run
 
 from gshard_exp import cli
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
+from gshard_exp.moe.gather import GatherDispatch
 from gshard_exp.moe.ragged import RaggedDispatch
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.train import invariance
@@ -51,7 +52,7 @@ def test_the_ways_are_all_meshes_with_each_dispatch_and_the_rest_on_one_mesh():
     experiment = models.experiment()
     found = list(ways(experiment, 8))
     meshes = factorisations(8)
-    dispatches = (EinsumDispatch(), ScatterDispatch(), RaggedDispatch())
+    dispatches = (EinsumDispatch(), ScatterDispatch(), GatherDispatch(), RaggedDispatch())
     assert found[:-4] == [Way(mesh, dispatch) for mesh in meshes for dispatch in dispatches]
     assert {way.mesh for way in found[-4:]} == {MeshSpec(2, 2, 2)}
     assert [(way.loop, way.remat) for way in found[-4:]] == [

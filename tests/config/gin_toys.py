@@ -59,7 +59,7 @@ class Typed:
     policy: Literal["all", "random"] = "all"
     model: Model | None = None
     dtype: int = None  # type: ignore[assignment]
-    unknown: "NotImportedHere" = None  # type: ignore[name-defined]
+    unknown: "NotImportedHere" = None  # type: ignore[name-defined]  # noqa: F821
 
 
 @dataclasses.dataclass(frozen=True)
