@@ -40,7 +40,15 @@ CORPUS = [
 VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]
 BENCH = ["matplotlib>=3.8"]
-TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH, *VISION]
+TEST = [
+    "pytest>=8",
+    "pytest-xdist>=3.6",
+    "hypothesis>=6",
+    "ruff>=0.12",
+    "mypy>=1.15",
+    *BENCH,
+    *VISION,
+]
 
 ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config", "use"]
 

@@ -7,8 +7,8 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-    # Of this session alone: JAX does not write whole files at once, so that two sessions at the
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+    # Of this process alone: JAX does not write whole files at once, so that two that run at the
     # same time would read halves. Processes that tests start inherit it.
     compiled = tempfile.mkdtemp(prefix="compiled-")
     atexit.register(shutil.rmtree, compiled, ignore_errors=True)

@@ -5,4 +5,5 @@
 ruff check .
 ruff format --check .
 mypy
-exec python -m pytest "$@"
+# One process for each core; the tests of a file share what they compile.
+exec python -m pytest -n auto --dist loadfile "$@"
