@@ -32,18 +32,18 @@ def matmul_peak(dtype: str = "float32", *, sizes=SIZES, rounds: int = 5) -> floa
 
 
 def memory_bandwidth(*, megabytes: int = 512, rounds: int = 5) -> float:
-    """Return bytes a second, read and written, of a sum over an array far larger than caches."""
-    x = jnp.ones(megabytes * 2**20 // 4, jnp.float32)
-    scale = jax.jit(lambda x: 2.0 * x)
-    times = in_turn({"scale": lambda: jax.block_until_ready(scale(x))}, rounds=rounds)
-    return 2 * x.nbytes / min(times["scale"].seconds)
+    """Return bytes a second, read, of sums over the rows of an array far larger than caches."""
+    x = jnp.ones((1024, megabytes * 2**20 // 4 // 1024), jnp.float32)
+    total = jax.jit(lambda x: jnp.sum(x, axis=1))
+    times = in_turn({"sum": lambda: jax.block_until_ready(total(x))}, rounds=rounds)
+    return x.nbytes / min(times["sum"].seconds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--size", type=int, action="append", help="of the product; repeatable")
-    parser.add_argument("--megabytes", type=int, default=512, help="of the array that is scaled")
+    parser.add_argument("--megabytes", type=int, default=512, help="of the array that is read")
     arguments = parser.parse_args()
     print(
         json.dumps(
