@@ -37,11 +37,11 @@ CORPUS = [
     "django-ckeditor-5>=0.2.18,<0.3",
     "django-ckeditor>=6.7,<7",
 ]
-TPU_COMPILER = ["libtpu"]
+TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
 TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15"]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config"]
 
 setup(
     name="gshard_exp",
@@ -69,7 +69,7 @@ setup(
     extras_require={
         "data": DATA,
         "corpus": CORPUS,
-        "tpu": TPU_COMPILER,
+        "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
         "test": TEST,
     },

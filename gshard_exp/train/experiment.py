@@ -139,11 +139,12 @@ def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
         plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
         step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
         # Tracing meets every constraint on an activation.
-        jax.eval_shape(step, plan.abstract, _abstract_batch(experiment))
+        jax.eval_shape(step, plan.abstract, abstract_batch(experiment))
     return plan, step
 
 
-def _abstract_batch(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+def abstract_batch(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a batch, which is not made."""
     sides = {"encoder": "inputs", "decoder": "targets"}
     return {
         key: jax.ShapeDtypeStruct(
