@@ -126,6 +126,12 @@ def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
 
 
+def _plan(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.config import planning
+
+    return planning.plan(arguments, bindings, _search_paths(arguments), _say)
+
+
 def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.config import components
 
@@ -212,7 +218,29 @@ def _add_looking_verbs(verbs: Any) -> None:
         metavar="EXPERIMENT",
         help=f"{names}; default: all complete ones that are shipped",
     )
+    _add_plan(verbs)
     _verb(verbs, "components", _components, "list what a gin file can assemble")
+
+
+def _add_plan(verbs: Any) -> None:
+    plan = _verb(verbs, "plan", _plan, "compile for a described machine; predict memory and time")
+    for flag, metavar, default, explanation in (
+        ("--gin_file", "F", None, "an experiment: files joined by commas; may be repeated"),
+        ("--topology", "T", None, "v3:32x32, v5e:16x16, cpu:8, ...; may be repeated"),
+    ):
+        plan.add_argument(
+            flag, action="append", required=True, metavar=metavar, default=default, help=explanation
+        )
+    plan.add_argument("--tokens_per_core", type=int, help="source tokens; default: the gin file's")
+    plan.add_argument(
+        "--mesh",
+        default="",
+        metavar="auto|file|DxExM",
+        help="sizes of data, expert and model; default: auto, or file if --gin sets mesh sizes",
+    )
+    plan.add_argument("--tokens", type=float, default=1e12, help="source tokens of a training")
+    plan.add_argument("--json", default="", metavar="OUT", help="write the plans")
+    plan.add_argument("--hlo_dir", default="", metavar="D", help="keep compiled modules there")
 
 
 def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:

@@ -15,7 +15,8 @@ b is the published bandwidth of a link in one direction times `LINK_SHARE`. Thes
 LINK_SHARE = 0.4 give Figure 9's figures at 2048 cores within 10 % (8 MB: all-to-all 2.40 ms for
 2.36 ms; 32 MB: all-reduce 0.60 ms for 0.61 ms); that other generations reach the same share of
 their links is an assumption. So are: nothing overlaps with computation (true of the paper's
-breakdown, pessimistic for later compilers), and a group smaller than the machine is a compact torus.
+breakdown, pessimistic for later compilers), and a group smaller than the machine is a compact
+torus.
 """
 
 import math

@@ -45,7 +45,8 @@ class Program:
         text: the optimised module; empty if it did not fit.
         error: what the compiler said if the program does not fit in memory; else empty.
         memory_bytes: of one device, by XLA: `argument`, `output`, `alias`, `temp`,
-            `generated_code`; empty if the program does not fit.
+            `generated_code`, `peak` (alive at once, arguments included; what is allocated is more,
+            for holes between buffers); empty if the program does not fit.
         state_bytes: of one device: `parameters` and `optimizer`.
         lower_seconds: tracing and lowering.
         compile_seconds: wall clock of the compiler.
@@ -193,7 +194,8 @@ def _batch(experiment: Experiment, plan: StatePlan, rules: Rules) -> dict:
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     analysis = compiled.memory_analysis()
     kinds = ("argument", "output", "alias", "temp", "generated_code")
-    return {kind: getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds}
+    sizes = {kind: getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds}
+    return sizes | {"peak": analysis.peak_memory_in_bytes}
 
 
 def _state_bytes(plan: StatePlan) -> dict[str, int]:

@@ -3,9 +3,9 @@
     step = sum over instructions of  times * max(cycles / clock, products / peak)
          + sum over collectives of   times * plan.collectives.seconds
 
-`cycles` are the TPU compiler's own estimate for each fusion, in the module's text; they count memory
-traffic too: a copy of 512 MB takes the cycles of 450 bytes each, 423 GB/s at the 940 MHz of v3, whose
-published bandwidth is 450 GB/s a core. Instructions without an estimate (copies between layouts,
+`cycles` are the TPU compiler's own estimate for each fusion, in the module's text. They count memory
+traffic too: a large element-wise operation moves 450 bytes a cycle, 423 GB/s at the 940 MHz of v3,
+whose published bandwidth is 450 GB/s a core. Instructions without an estimate (copies between layouts,
 scatters) take bytes / bandwidth. Nothing overlaps, and all cores take the same time.
 
 What can be checked against the paper: the forward pass of a layer (Figure 8), its share of
@@ -59,6 +59,8 @@ class Cost:
         bytes_moved: read from and written to memory.
         collectives: by kind, size and cause, the longest first.
         breakdown: seconds by part and pass; empty on CPU.
+        encoder_forward: seconds of the encoder's forward pass by part: Figure 8 times one pair of
+            encoder layers.
         roofline_seconds: had every instruction run at peak or at full bandwidth, and every
             collective as modelled; None on CPU.
         unknown_loops: loops that count once since their trips are not known.
@@ -69,6 +71,7 @@ class Cost:
     bytes_moved: int
     collectives: tuple[CollectiveCost, ...]
     breakdown: Mapping[str, Mapping[str, float]]
+    encoder_forward: Mapping[str, float]
     roofline_seconds: float | None
     unknown_loops: tuple[str, ...]
 
@@ -95,6 +98,7 @@ def estimate(
         mesh: size of each mesh axis.
     """
     breakdown: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    encoder: dict[str, float] = defaultdict(float)
     found: dict[tuple, int] = defaultdict(int)
     flops = recomputed = moved = 0
     roofline = 0.0
@@ -119,6 +123,8 @@ def estimate(
             spent, ideal = _seconds(work, topology.chip)
         if spent is not None and ideal is not None:
             breakdown[part][phase] += work.times * spent
+            if phase == parts.FORWARD and "/encoder/" in work.op_name:
+                encoder[part] += work.times * spent
             roofline += work.times * ideal
     rows = tuple(_collective(key, count, topology, mesh) for key, count in found.items())
     return Cost(
@@ -127,6 +133,7 @@ def estimate(
         bytes_moved=moved,
         collectives=tuple(sorted(rows, key=lambda row: -(row.seconds or row.bytes * row.count))),
         breakdown={name: dict(passes) for name, passes in breakdown.items()},
+        encoder_forward=dict(encoder),
         roofline_seconds=roofline or None,
         unknown_loops=tuple(module.unknown_loops()),
     )

@@ -44,7 +44,7 @@ _BLOCK = re.compile(r"/(encoder|decoder)/.*\bpattern_(\d+)/(\w+)")
 
 
 def sparse_blocks(model: Seq2SeqModel) -> Set[str]:
-    """Name the blocks with a Mixture-of-Experts layer: `encoder/1` for the second of the pattern."""
+    """Name the blocks with a sparse layer: `encoder/1` is the second of the encoder's pattern."""
     return {
         f"{stack}/{re.sub(r'[^0-9]', '', field.split('.')[0])}"
         for stack in ("encoder", "decoder")
@@ -71,7 +71,7 @@ def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str
     """
     where = phase(op_name)
     block = _BLOCK.search(op_name)
-    if sums_gradients and where == BACKWARD and "ffn._report" not in op_name:
+    if sums_gradients and where == BACKWARD:
         return GRADIENT_SUM
     if block is None:
         return OPTIMIZER if where == UPDATE else EMBEDDINGS

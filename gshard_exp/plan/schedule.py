@@ -12,8 +12,8 @@ from gshard_exp.sharding.hlo import Execution, Instruction, Module, Shape
 
 # These move nothing: names for what is already there.
 FREE = frozenset(
-    ("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call")
-    + ("conditional", "after-all", "partition-id", "opt-barrier")
+    "parameter constant get-tuple-element tuple bitcast while call conditional after-all "
+    "partition-id opt-barrier".split()
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
 
@@ -119,4 +119,3 @@ def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...],
             written -= max(0, read[index] - update)
             read[index] = 0
     return max(0, written) + sum(read)
-

@@ -46,9 +46,7 @@ class Chip:
 
 
 _GIB = 2**30
-_CACM = (
-    "Jouppi et al., A domain-specific supercomputer for training DNNs, CACM 63(7), 2020"
-)
+_CACM = "Jouppi et al., A domain-specific supercomputer for training DNNs, CACM 63(7), 2020"
 _V4 = "Jouppi et al., TPU v4, arXiv 2304.01433, table 4"
 _CLOUD = "Google Cloud documentation, system architecture of "
 # Link bandwidth is a chip's published total in one direction over its links. Clocks of v5e, v5p and

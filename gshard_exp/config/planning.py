@@ -1,0 +1,90 @@
+"""The verb `plan`: gin files and topologies to plans."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gshard_exp.config import reading
+from gshard_exp.config.errors import ConfigError
+from gshard_exp.errors import SettingError
+
+# Bindings of the command line that set sizes of the mesh.
+_MESH = re.compile(r"PARTITIONS|MeshSpec")
+
+
+def plan(
+    arguments: argparse.Namespace,
+    bindings: Sequence[str],
+    search_paths: Sequence[str],
+    say: Callable[[str], None],
+) -> int:
+    """Compile each experiment for each machine and say what it takes.
+
+    A plan that does not fit is a result; the exit status is 0 all the same.
+
+    Args:
+        arguments: `gin_file`, `topology` (lists), `tokens_per_core`, `mesh`, `tokens`, `json` and
+            `hlo_dir`.
+        bindings: `NAME=VALUE`; these win over files.
+        search_paths: folders in which gin files are looked for.
+        say: prints a line.
+
+    Raises:
+        ConfigError: any mistake in files or flags, before the first compile.
+    """
+    from gshard_exp.plan.compile import compile_step, fit_to
+    from gshard_exp.plan.plan import Plan, describe, make_plan, table
+    from gshard_exp.plan.topology import parse_topology, require_compiler
+
+    topologies = [parse_topology(name) for name in arguments.topology]
+    for topology in topologies:
+        require_compiler(topology)
+    set_here = any(_MESH.search(binding) for binding in bindings)
+    mesh = arguments.mesh or ("file" if set_here else "auto")
+    wanted = []
+    for name in arguments.gin_file:
+        subject = reading.read_subject(name, bindings, search_paths)
+        for topology in topologies:
+            with _explained(subject):
+                fitted, layout = fit_to(
+                    subject.assembled.tree,
+                    topology,
+                    mesh=mesh,
+                    tokens_per_core=arguments.tokens_per_core,
+                )
+            wanted.append((subject, topology, fitted, layout))
+    plans: list[Plan] = []
+    for subject, topology, fitted, layout in wanted:
+        say(f"{subject.name} on {topology.name}: {layout}")
+        with _explained(subject):
+            program = compile_step(fitted, topology, say)
+        label = Path(subject.name.split(",")[-1]).stem
+        if arguments.hlo_dir:
+            program.save(Path(arguments.hlo_dir), f"{label}_{topology.name.replace(':', '_')}")
+        plans.append(make_plan(label, fitted, program, layout, int(arguments.tokens)))
+        say(describe(plans[-1]))
+        if arguments.json:  # after each: a long call that is stopped keeps what it has
+            path = Path(arguments.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps([row.to_json() for row in plans], indent=1) + "\n")
+    if len(plans) > 1:
+        say(table(plans))
+    return 0
+
+
+class _explained:
+    """Adds to a setting error of a lower room where the settings were made."""
+
+    def __init__(self, subject: reading.Subject) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, SettingError) and not isinstance(error, ConfigError):
+            raise self._subject.assembled.explain(error) from error
