@@ -21,6 +21,7 @@ DISPATCH_COMBINE = "dispatch and combine"
 MOE_FFN = "MoE FFN"
 EMBEDDINGS = "embeddings and softmax"
 OPTIMIZER = "optimizer"
+SAVED = "layers' slices"  # of stacked parameters and of activations kept for the backward pass
 GRADIENT_SUM = "gradient sum"  # over the cores that hold the same parameter
 REST = "norms, dropout, residuals"
 PARTS = (
@@ -33,6 +34,7 @@ PARTS = (
     MOE_FFN,
     EMBEDDINGS,
     REST,
+    SAVED,
     GRADIENT_SUM,
     OPTIMIZER,
 )
@@ -73,6 +75,8 @@ def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str
     block = _BLOCK.search(op_name)
     if sums_gradients and where == BACKWARD:
         return GRADIENT_SUM
+    if block is None and re.search(r"/(encoder|decoder)/while/", op_name):
+        return SAVED
     if block is None:
         return OPTIMIZER if where == UPDATE else EMBEDDINGS
     stack, index, layer = block.groups()

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from gshard_exp.sharding.hlo import Execution, Instruction, Module, Shape
 
 # These move nothing: names for what is already there.
-FREE = frozenset(
-    "parameter constant get-tuple-element tuple bitcast while call conditional after-all "
-    "partition-id opt-barrier".split()
-)
+FREE = {
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call"),
+    *("conditional", "after-all", "partition-id", "opt-barrier"),
+}
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
