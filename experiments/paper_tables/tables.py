@@ -111,14 +111,14 @@ def _table_3(plans: Mapping[str, dict], published: Mapping) -> Table:
     heads = ("model", "cores", "batch", "steps/s, paper", "ours", "diff.", "core-years, paper")
     heads = (*heads, "ours", "diff.", "days, paper", "ours", "diff.", "MFU", "note")
     remarks = (
-        "The 128-core rows: 1M tokens a batch are 8192 source and as many target tokens a core. The "
-        "products of MoE(128E,36L) alone, without any recomputation, are 78 TFLOP a core and step, "
+        "The 128-core rows: 1M tokens a batch are 8192 source and as many target tokens a core. "
+        "The products of MoE(128E,36L) alone, without recomputation, are 78 TFLOP a core and step, "
         "1.26 s at the full 61.5 TFLOP/s; with recomputation 102 TFLOP, 1.66 s. The published "
         "0.67 steps/s are 1.49 s: out of reach with recomputation and 85 % of peak without. Either "
         "those runs had fewer target tokens a row, or the tokens are counted otherwise; the paper "
         "gives no row length.",
-        "T(96L): the paper trains it by pipelining (GPipe) and prints core-years only; ours is split "
-        "over rows and hidden widths.",
+        "T(96L): the paper trains it by pipelining (GPipe) and prints core-years only; ours is "
+        "split over rows and hidden widths.",
     )
     return Table("table_3", "Table 3: cost of training on 10^12 tokens", heads, rows, remarks)
 
@@ -150,10 +150,10 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
     heads = ("model", "weights, paper", "ours", "diff.", "total, paper", "ours", "diff.")
     heads = (*heads, "gradients", "activations", "recompute, paper", "ours")
     remarks = (
-        "Weights are parameters and optimizer state. Totals are what is alive at once. Ours keep all "
-        "gradients until the step is known to be finite; the paper's may be used up layer by layer.",
-        "Without recomputation (12L, 24L) ours keep the attention weights of both dropouts and "
-        "softmax in float32 for rows of 256 tokens; the paper names no row length and kept less.",
+        "Weights are parameters and optimizer state. Totals are what is alive at once. Ours keep "
+        "all gradients until the step is known to be finite; the paper may not have to.",
+        "Without recomputation (12L, 24L) ours keep attention weights, their dropout and softmax "
+        "in float32, which grow with the length of a row (256 here; the paper names none).",
     )
     return Table("figure_7", "Figure 7: memory of a core, GB", heads, rows, remarks)
 
@@ -193,14 +193,13 @@ def _figure_8(plans: Mapping[str, dict], published: Mapping) -> Table:
         )
     heads = ("size", "part", "roofline, paper", "measured, paper", "ours", "difference")
     remarks = [
-        "Attention: ours draws dropout of the attention weights and takes a float32 softmax over rows "
-        "of 256 tokens; the paper's row length is not known, and its bar leaves no room for more than "
-        "reading and writing scores twice.",
+        "Attention: ours draws dropout of the attention weights and takes a float32 softmax over "
+        "rows of 256 tokens; both grow with the length of a row, which the paper does not name.",
     ]
     if {"128", "2048"} <= sums.keys():
         remarks.append(
-            f"Growth from 128 to 2048 experts: {sums['2048'] / sums['128']:.2f} times the time for 16 "
-            "times the parameters (published: 1.7)."
+            f"Growth from 128 to 2048 experts: {sums['2048'] / sums['128']:.2f} times the time for "
+            "16 times the parameters (published: 1.7)."
         )
     title = "Figure 8: forward pass of a dense and a sparse layer, microseconds"
     return Table("figure_8", title, heads, rows, tuple(remarks))
@@ -248,7 +247,9 @@ def _collectives(plans: Mapping[str, dict]) -> Table:
             )
         )
     heads = ("cores", "all-to-alls a step", "MiB each, a core", "ms each", "ms a step")
-    remark = "Bytes of a core stay, time grows about as the root of the number of cores (section 2.3)."
+    remark = (
+        "A core's bytes stay; time grows about as the root of the number of cores (section 2.3)."
+    )
     title = "All-to-all against number of cores"
     return Table("all_to_all", title, heads, rows, (remark,))
 

@@ -23,7 +23,7 @@ import jax
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError
-from gshard_exp.plan.topology import Topology, parse_topology, require_compiler
+from gshard_exp.plan.topology import Topology, parse_topology, require_compiler, roomier
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules, shard_shape
 from gshard_exp.train.experiment import Experiment, abstract_batch, check_layout
@@ -42,7 +42,8 @@ class Program:
     Attributes:
         topology: name of the machine.
         mesh: size of each mesh axis.
-        text: the optimised module; empty if it did not fit.
+        text: the optimised module. If it did not fit: that of as many cores of v5p, whose memory
+            is larger, to see what is large; empty if it does not fit there either.
         error: what the compiler said if the program does not fit in memory; else empty.
         memory_bytes: of one device, by XLA: `argument`, `output`, `alias`, `temp`,
             `generated_code`, `peak` (alive at once, arguments included; what is allocated is more,
@@ -158,13 +159,14 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
     began, began_cpu = time.monotonic(), time.process_time()
     try:
         compiled = lowered.compile()
+        text, memory = compiled.as_text(), _memory(compiled)
     except jax.errors.JaxRuntimeError as refusal:
         if "RESOURCE_EXHAUSTED" not in str(refusal):
             raise
         error = str(refusal)
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - began_cpu
-    if not error:
-        text, memory = compiled.as_text(), _memory(compiled)
+    if error and topology.name != roomier(topology).name:
+        text = compile_here(experiment, roomier(topology)).text
     return Program(
         topology=topology.name,
         mesh=dict(mesh.shape),

@@ -9,6 +9,7 @@ from typing import Any
 from gshard_exp.plan import parts
 from gshard_exp.plan.compile import Program
 from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
+from gshard_exp.plan.schedule import largest_results
 from gshard_exp.plan.topology import Topology, parse_topology
 from gshard_exp.sharding import hlo
 from gshard_exp.train.experiment import Experiment
@@ -34,6 +35,7 @@ class Plan:
         tokens: source tokens of the whole training, for core-years and days.
         program: what the compiler made.
         cost: None if the program does not fit.
+        largest: bytes, shape and origin of the largest results, the largest first.
         advice: what to change if it does not fit; else empty.
     """
 
@@ -47,6 +49,7 @@ class Plan:
     tokens: int
     program: Program
     cost: Cost | None
+    largest: list[tuple[int, str, str]]
     advice: str
 
     @property
@@ -77,6 +80,10 @@ class Plan:
             "fits": self.fits,
             "advice": self.advice,
             "memory_bytes": dict(self.memory),
+            "largest_buffers": [
+                {"bytes": size, "shape": shape, "op_name": op_name}
+                for size, shape, op_name in self.largest
+            ],
             "flops_per_core": {
                 "useful": self.useful_flops,
                 "executed": cost.executed_flops if cost else None,
@@ -117,10 +124,11 @@ def make_plan(
         tokens: source tokens of a whole training.
     """
     topology = parse_topology(program.topology)
+    module = hlo.parse(program.text) if program.text else None
     cost = None
-    if program.text:
+    if module and not program.error:
         cost = estimate(
-            hlo.parse(program.text),
+            module,
             topology,
             sparse=frozenset(parts.sparse_blocks(experiment.model)),
             mesh=program.mesh,
@@ -139,6 +147,7 @@ def make_plan(
         tokens=tokens,
         program=program,
         cost=cost,
+        largest=largest_results(module, 10) if module else [],
         advice=_advice(experiment, program),
     )
 
@@ -204,6 +213,8 @@ def describe(plan: Plan) -> str:
     lines.append(f"  memory of a core: {memory}")
     if plan.program.error:
         lines.append("  DOES NOT FIT: " + plan.program.error.splitlines()[0])
+        for size, shape, op_name in plan.largest:
+            lines.append(f"    {_size(size):>8}  {shape}  {op_name}")
         lines.append(f"  what to change: {plan.advice}")
     if plan.cost is None:
         return "\n".join(lines)

@@ -45,6 +45,16 @@ def schedule(module: Module) -> Iterator[Work]:
     yield from _walk(module, module.entry, 1)
 
 
+def largest_results(module: Module, count: int) -> list[tuple[int, str, str]]:
+    """List what a step makes that is largest: bytes, shape, and where it comes from."""
+    found: dict[tuple[str, str], int] = {}
+    for work in schedule(module):
+        for shape in work.instruction.shapes:
+            text = f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
+            found[text, work.op_name] = shape.bytes
+    return sorted(((size, *key) for key, size in found.items()), reverse=True)[:count]
+
+
 def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
     lines = module.computations[computation]
     shapes = {line.name: line.shapes for line in lines}
