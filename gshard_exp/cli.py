@@ -239,6 +239,9 @@ def _add_plan(verbs: Any) -> None:
         help="sizes of data, expert and model; default: auto, or file if --gin sets mesh sizes",
     )
     plan.add_argument("--tokens", type=float, default=1e12, help="source tokens of a training")
+    plan.add_argument(
+        "--search", action="store_true", help="try meshes, dispatch and recomputation; rank them"
+    )
     plan.add_argument("--json", default="", metavar="OUT", help="write the plans")
     plan.add_argument("--hlo_dir", default="", metavar="D", help="keep compiled modules there")
 

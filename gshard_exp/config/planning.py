@@ -7,10 +7,15 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gshard_exp.config import reading
 from gshard_exp.config.errors import ConfigError
 from gshard_exp.errors import SettingError
+
+if TYPE_CHECKING:
+    from gshard_exp.plan.plan import Plan
+    from gshard_exp.train.experiment import Experiment
 
 # Bindings of the command line that set sizes of the mesh.
 _MESH = re.compile(r"PARTITIONS|MeshSpec")
@@ -27,8 +32,8 @@ def plan(
     A plan that does not fit is a result; the exit status is 0 all the same.
 
     Args:
-        arguments: `gin_file`, `topology` (lists), `tokens_per_core`, `mesh`, `tokens`, `json` and
-            `hlo_dir`.
+        arguments: `gin_file`, `topology` (lists), `tokens_per_core`, `mesh`, `tokens`, `json`,
+            `hlo_dir` and `search`.
         bindings: `NAME=VALUE`; these win over files.
         search_paths: folders in which gin files are looked for.
         say: prints a line.
@@ -37,7 +42,8 @@ def plan(
         ConfigError: any mistake in files or flags, before the first compile.
     """
     from gshard_exp.plan.compile import compile_step, fit_to
-    from gshard_exp.plan.plan import Plan, describe, make_plan, table
+    from gshard_exp.plan.plan import describe, make_plan, table
+    from gshard_exp.plan.search import search
     from gshard_exp.plan.topology import parse_topology, require_compiler
 
     topologies = [parse_topology(name) for name in arguments.topology]
@@ -59,21 +65,39 @@ def plan(
             wanted.append((subject, topology, fitted, layout))
     plans: list[Plan] = []
     for subject, topology, fitted, layout in wanted:
-        say(f"{subject.name} on {topology.name}: {layout}")
+        stem = Path(subject.name.split(",")[0]).stem
+
+        def attempt(
+            what: str, candidate: Experiment, *, topology=topology, layout=layout, stem=stem
+        ) -> Plan:
+            label = f"{stem} {what}".strip()
+            say(f"{label} on {topology.name}: {what or layout}")
+            program = compile_step(candidate, topology, say)
+            if arguments.hlo_dir:
+                file = re.sub(r"\W+", "_", f"{label} {topology.name}")
+                program.save(Path(arguments.hlo_dir), file)
+            plans.append(
+                make_plan(label, candidate, program, what or layout, int(arguments.tokens))
+            )
+            say(describe(plans[-1]))
+            _write(arguments.json, plans)  # after each: a call that is stopped keeps what it has
+            return plans[-1]
+
         with _explained(subject):
-            program = compile_step(fitted, topology, say)
-        label = Path(subject.name.split(",")[-1]).stem
-        if arguments.hlo_dir:
-            program.save(Path(arguments.hlo_dir), f"{label}_{topology.name.replace(':', '_')}")
-        plans.append(make_plan(label, fitted, program, layout, int(arguments.tokens)))
-        say(describe(plans[-1]))
-        if arguments.json:  # after each: a long call that is stopped keeps what it has
-            path = Path(arguments.json)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps([row.to_json() for row in plans], indent=1) + "\n")
-    if len(plans) > 1:
+            if arguments.search:
+                say("ranked by predicted time:\n" + table(search(fitted, topology, attempt)))
+            else:
+                attempt("", fitted)
+    if len(wanted) > 1:
         say(table(plans))
     return 0
+
+
+def _write(name: str, plans: Sequence[Plan]) -> None:
+    if name:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps([plan.to_json() for plan in plans], indent=1) + "\n")
 
 
 class _explained:
