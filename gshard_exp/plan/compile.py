@@ -12,6 +12,7 @@ import json
 import math
 import multiprocessing
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -129,6 +130,8 @@ def _wait(receiver: Connection, what: str, report: Report) -> Program | Exceptio
 
 
 def _child(sender: Connection, experiment: Experiment, topology: str, words: str) -> None:
+    # Ctrl-C reaches this process too; the other one answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # libtpu and XLA warn about the machine that is not there.
     log = os.open(words, os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 2)
