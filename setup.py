@@ -37,11 +37,12 @@ CORPUS = [
     "django-ckeditor-5>=0.2.18,<0.3",
     "django-ckeditor>=6.7,<7",
 ]
+VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
-TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15"]
+TEST = ["pytest>=8", "hypothesis>=6", "ruff>=0.12", "mypy>=1.15", *BENCH, *VISION]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use"]
 
 setup(
     name="gshard_exp",
@@ -69,6 +70,7 @@ setup(
     extras_require={
         "data": DATA,
         "corpus": CORPUS,
+        "vision": VISION,
         "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
         "test": TEST,

@@ -6,6 +6,7 @@ Axis letters (a local array of rank >= 2 in `moe/` and `model/` carries them as 
     G routing groups           S tokens per group              (B * L == G * S, padding included)
     E experts                  C slots per (group, expert)     K choices per token
     M model width              H feed-forward hidden width
+    R rows sorted by expert    t rows of a tile of them
     N attention heads          D width of one head             V vocabulary
 
 Logical axes name what a dimension means; the rules table (gin, `sharding/rules.py`) says which
@@ -44,6 +45,8 @@ GROUP: Final = "group"  # routing groups, before dispatch and after combine
 GROUP_TOKENS: Final = "group_tokens"  # S
 EXPERT_GROUP: Final = "expert_group"  # routing groups seen by the experts, after dispatch
 CAPACITY: Final = "capacity"  # C
+IMAGE_ROWS: Final = "image_rows"  # places of an image, before it is made tokens
+IMAGE_COLUMNS: Final = "image_columns"
 
 PARAMETER_AXES: Final = (EMBED, MLP, HEADS, KV, VOCAB, EXPERT, EXPERT_MLP, ROUTER_EXPERT, LAYERS)
 ACTIVATION_AXES: Final = (
@@ -58,5 +61,7 @@ ACTIVATION_AXES: Final = (
     GROUP_TOKENS,
     EXPERT_GROUP,
     CAPACITY,
+    IMAGE_ROWS,
+    IMAGE_COLUMNS,
 )
 LOGICAL_AXES: Final = PARAMETER_AXES + ACTIVATION_AXES

@@ -7,18 +7,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
+from gshard_exp import look, verify
+from gshard_exp.config import (
+    ConfigError,
+    assemble,
+    binding_from_flag,
+    operative_config,
+    planning,
+)
 from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
-FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
+FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
 OFF = "off"
+_BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit status."""
     arguments, bindings = _parse(sys.argv[1:] if argv is None else list(argv))
+    # Gin files and fiddle builders may name modules of the current folder, whatever starts us.
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     # TensorFlow and oneDNN report on themselves at start-up; errors still come through.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
@@ -47,14 +58,14 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
             return _dry_run(assembled.tree, config)
         _keep_compiled_programs(arguments)
         try:
-            loop.train(assembled.tree, files={"config.gin": config}, report=_say)
+            loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
         except loop.NonFiniteLossError as error:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
         except loop.Interrupted as request:
             print(request, file=sys.stderr)
             return STOPPED
-    _say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
+    look.say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
     return 0
 
 
@@ -63,9 +74,9 @@ def _dry_run(experiment: Any, config: str) -> int:
     from gshard_exp.train.state import model_info
 
     plan, _ = plan_experiment(experiment)
-    _say(config)
-    _say(model_info(plan))
-    _say("dry run: settings are valid; nothing was compiled or written")
+    look.say(config)
+    look.say(model_info(plan))
+    look.say("dry run: settings are valid; nothing was compiled or written")
     return 0
 
 
@@ -99,43 +110,35 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
-def _show(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import reading, show
+def _translate(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
 
-    files = [reading.gin_file_of(name) for name in arguments.gin_file]
-    subject = reading.read_files(", ".join(files), files, bindings, _search_paths(arguments))
-    _say(show.show(subject, arguments.params))
+    verbs.translate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        arguments.text,
+        file=arguments.file,
+        language=arguments.lang,
+        as_json=arguments.json,
+    )
     return 0
-
-
-def _diff(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import diff, reading
-
-    search_paths = _search_paths(arguments)
-    a, b = (reading.read_subject(name, bindings, search_paths) for name in arguments.experiment)
-    _say(diff.diff(a, b))
-    return 0
-
-
-def _check(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import validate
-
-    names = arguments.experiment or validate.complete_experiments()
-    verdicts = [validate.validate(name, bindings, _search_paths(arguments)) for name in names]
-    _say(validate.summary(verdicts))
-    return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
 
 
 def _plan(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import planning
-
-    return planning.plan(arguments, bindings, _search_paths(arguments), _say)
+    return planning.plan(arguments, bindings, look.search_paths(arguments), look.say)
 
 
-def _components(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    from gshard_exp.config import components
+def _eval(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.use import verbs
 
-    _say(components.listing())
+    languages = arguments.languages
+    verbs.evaluate(
+        verbs.Which(arguments.model_dir, arguments.step, bindings, arguments.batch_size),
+        split=arguments.split,
+        languages=None if languages is None else [code for code in languages.split(",") if code],
+        baselines=arguments.baselines,
+        max_examples=arguments.max_examples,
+        output=arguments.output,
+    )
     return 0
 
 
@@ -153,12 +156,13 @@ def _translation_tasks(assembled: Any) -> Any:
 def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Any:
     from gshard_exp.train.experiment import Experiment
 
+    look.check_flags(arguments, bindings)
+    if arguments.fdl_config:
+        from gshard_exp.config.from_fiddle import assemble_fiddle
+
+        return assemble_fiddle(Experiment, arguments.fdl_config, arguments.fdl_set)
     files = arguments.gin_file or [QUICKSTART]
-    return assemble(Experiment, files, bindings, _search_paths(arguments))
-
-
-def _search_paths(arguments: argparse.Namespace) -> list[str]:
-    return [path for path in arguments.gin_search_paths.split(",") if path]
+    return assemble(Experiment, files, bindings, look.search_paths(arguments))
 
 
 class _explained:
@@ -183,11 +187,12 @@ def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="gshard-exp", description="GShard experiments from gin files, on any mesh."
+        prog="gshard-exp",
+        description="GShard experiments from gin files or fiddle configs, on any mesh.",
     )
     verbs = parser.add_subparsers(required=True, metavar="VERB")
-    train = _verb(verbs, "train", _train, "train, or go on with, the experiment of a gin file")
-    _gin_file(train, required=True, explanation="the later wins")
+    train = _verb(verbs, "train", _train, "train, or go on with, an experiment")
+    _one_experiment(train, required=True, explanation="the later wins")
     train.add_argument(
         "--dry_run",
         action="store_true",
@@ -198,60 +203,127 @@ def _parser() -> argparse.ArgumentParser:
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")
     for verb in (corpus, tasks):
-        _gin_file(verb, required=False, explanation=f"default: {QUICKSTART}")
+        _one_experiment(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
+    _add_model_verbs(verbs)
+    inspect = _verb(verbs, "inspect", verify.inspect_verb, "list what a step sends, and why")
+    invariance = _verb(
+        verbs, "invariance", verify.invariance_verb, "compare a step on every mesh with one device"
+    )
+    for verb in (inspect, invariance):
+        _one_experiment(verb, required=True, explanation="the later wins")
+        verify.add_flags(verb)
     return parser
 
 
 def _add_looking_verbs(verbs: Any) -> None:
     """Add the verbs that look at experiments without a device."""
-    show = _verb(verbs, "show", _show, "print every setting and who set it")
-    _gin_file(show, required=True, explanation="the later wins")
-    show.add_argument("--params", action="store_true", help="add the table of parameters")
-    names = "a gin file, several joined by commas, or the folder of a run"
-    diff = _verb(verbs, "diff", _diff, "compare settings and sizes of two experiments")
-    diff.add_argument("experiment", nargs=2, metavar="EXPERIMENT", help=names)
-    check = _verb(verbs, "check", _check, "validate experiments without a device")
+    show = _verb(verbs, "show", look.show_verb, "print every setting and who set it")
+    _one_experiment(show, required=True, explanation="the later wins")
+    form = show.add_mutually_exclusive_group()
+    form.add_argument("--params", action="store_true", help="add the table of parameters")
+    form.add_argument(
+        "--graph",
+        nargs="?",
+        const=look.OUTPUT,
+        metavar="FILE.svg",
+        help="draw it as SVG, to a file or the output",
+    )
+    form.add_argument(
+        "--as",
+        dest="language",
+        choices=("gin", "fiddle"),
+        help="write a gin file, or Python code of a fiddle config, that makes the same tree",
+    )
+    names = "a gin file, several joined by commas, the folder of a run, or fdl:BUILDER"
+    diff = _verb(verbs, "diff", look.diff_verb, "compare settings and sizes of two experiments")
+    diff.add_argument("experiment", nargs="*", metavar="EXPERIMENT", help=names)
+    check = _verb(verbs, "check", look.check_verb, "validate experiments without a device")
     check.add_argument(
         "experiment",
         nargs="*",
         metavar="EXPERIMENT",
         help=f"{names}; default: all complete ones that are shipped",
     )
-    _add_plan(verbs)
-    _verb(verbs, "components", _components, "list what a gin file can assemble")
-
-
-def _add_plan(verbs: Any) -> None:
+    check.add_argument(
+        "--trace",
+        action="store_true",
+        help="also trace the training step, which meets every sharding rule; seconds a file",
+    )
+    for verb in (diff, check):
+        verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
+        _fdl_set(verb)
     plan = _verb(verbs, "plan", _plan, "compile for a described machine; predict memory and time")
-    for flag, metavar, default, explanation in (
-        ("--gin_file", "F", None, "an experiment: files joined by commas; may be repeated"),
-        ("--topology", "T", None, "v3:32x32, v5e:16x16, cpu:8, ...; may be repeated"),
-    ):
-        plan.add_argument(
-            flag, action="append", required=True, metavar=metavar, default=default, help=explanation
-        )
-    plan.add_argument("--tokens_per_core", type=int, help="source tokens; default: the gin file's")
-    plan.add_argument(
-        "--mesh",
-        default="",
-        metavar="auto|file|DxExM",
-        help="sizes of data, expert and model; default: auto, or file if --gin sets mesh sizes",
+    planning.add_arguments(plan)
+    _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
+    audit = _verb(
+        verbs, "audit", look.audit_verb, "compare routing presets with Algorithm 1, token by token"
     )
-    plan.add_argument("--tokens", type=float, default=1e12, help="source tokens of a training")
-    plan.add_argument(
-        "--search", action="store_true", help="try meshes, dispatch and recomputation; rank them"
-    )
-    plan.add_argument("--json", default="", metavar="OUT", help="write the plans")
-    plan.add_argument("--hlo_dir", default="", metavar="D", help="keep compiled modules there")
-
-
-def _gin_file(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
-    verb.add_argument(
-        "--gin_file",
+    audit.add_argument(
+        "--preset",
         action="append",
-        required=required,
-        help=f"an experiment; may be repeated; {explanation}",
+        help="a file of gin/moe/ by name, or a gin file; may be repeated; default: all",
+    )
+    audit.add_argument("--json", metavar="OUT", help="also write the rows to a file")
+    _add_collectives(verbs)
+
+
+def _add_collectives(verbs: Any) -> None:
+    verb = _verb(verbs, "collectives", look.collectives_verb, "measure the devices' exchange")
+    verb.add_argument("--devices", type=int, help="how many; default: all; on CPU simulated")
+    verb.add_argument("--sizes", default="8MB,32MB", help="of a partition; default: the paper's")
+    verb.add_argument("--runs", type=int, default=20, help="of each primitive; default: 20")
+    verb.add_argument("--plot", type=Path, metavar="FILE", help="draw into a .png or .svg file")
+    verb.add_argument(
+        "--json",
+        nargs="?",
+        const=look.OUTPUT,
+        metavar="OUT",
+        help="write JSON instead of the table, to a file or the output",
+    )
+
+
+def _add_model_verbs(verbs: Any) -> None:
+    """Add the verbs that use a trained model."""
+    translate = _verb(verbs, "translate", _translate, "translate text with a trained model")
+    translate.add_argument("text", nargs="*", help="default: lines of --file or standard input")
+    translate.add_argument("--file", help="UTF-8 text, a sentence a line")
+    translate.add_argument("--lang", help="its language; only warns if the model never saw it")
+    translate.add_argument(
+        "--json", action="store_true", help="JSON lines with all hypotheses and their scores"
+    )
+    score = _verb(verbs, "eval", _eval, "score a trained model on held-out text")
+    score.add_argument("--split", default="test", help="test (default) or validation")
+    score.add_argument("--languages", metavar="A,B", help="default: all")
+    score.add_argument(
+        "--baselines", metavar="FILE", help="JSON of bilingual scores, for delta BLEU"
+    )
+    score.add_argument("--max_examples", type=int, help="of each language; default: all")
+    score.add_argument("--output", help="folder; default: MODEL_DIR/inference_eval/SPLIT_STEP")
+    for verb in (translate, score):
+        verb.add_argument("--model_dir", required=True, help="folder of a training run")
+        verb.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
+        verb.add_argument("--batch_size", type=int, help="sentences at once; default: 32")
+
+
+def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
+    either = verb.add_mutually_exclusive_group(required=required)
+    either.add_argument(
+        "--gin_file", action="append", help=f"an experiment; may be repeated; {explanation}"
+    )
+    either.add_argument(
+        "--fdl_config", metavar="BUILDER", help=f"an experiment of fiddle: {_BUILDER}"
+    )
+    _fdl_set(verb)
+
+
+def _fdl_set(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument(
+        "--fdl_set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        help="set a value of the fiddle config; may be repeated",
     )
 
 
@@ -281,7 +353,3 @@ def _verb(
     )
     verb.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return verb
-
-
-def _say(text: str) -> None:
-    print(text, flush=True)

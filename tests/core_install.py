@@ -6,6 +6,7 @@ python core_install.py CODE
 import sys
 
 EXTRAS = {
+    "matplotlib",
     "sacrebleu",
     "sentencepiece",
     "seqio",

@@ -1,8 +1,6 @@
 """Tiny models, rules and batches that several tests share. No gin: plain constructors."""
 
-import contextlib
 import dataclasses
-import functools
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -12,13 +10,16 @@ import numpy as np
 import optax
 
 from gshard_exp import axes
-from gshard_exp.data.batches import to_mesh
+from gshard_exp.data.batches import RandomData, to_mesh
 from gshard_exp.model.layers import Embedding, FeedForward, MultiHeadAttention
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock, Stack, Transformer
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
+from gshard_exp.train.checkpoint import Checkpoints
+from gshard_exp.train.experiment import Experiment
+from gshard_exp.train.invariance import quick_compilation
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
 
@@ -36,6 +37,7 @@ _SPLIT = {
     axes.ACTIVATION_HEADS: axes.MODEL,
     axes.GROUP: (axes.DATA, axes.EXPERT_AXIS),
     axes.EXPERT_GROUP: axes.DATA,
+    axes.IMAGE_ROWS: axes.MODEL,
 }
 
 
@@ -130,29 +132,15 @@ def on_mesh(host_batch, mesh, rules=RULES):
     return to_mesh(host_batch, mesh, rules)
 
 
-@functools.cache
-def _quick() -> dict:
-    """Options for little optimisation: compiling is most of what these tests take.
-
-    What is compiled so computes the same, slowly. An option that a version of XLA does not know is
-    left out.
-    """
-    options = {}
-    for option in (
-        {"xla_backend_optimization_level": 0},
-        {"xla_llvm_disable_expensive_passes": True},
-        {"xla_cpu_use_fusion_emitters": False},
-    ):
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.jit(lambda x: x).lower(1.0).compile(option)
-            options |= option
-    return options
-
-
 def compiled(function, *args):
     """Compile for arguments like these, in little time."""
     jitted = function if hasattr(function, "lower") else jax.jit(function)
-    return jitted.lower(*args).compile(_quick())
+    return jitted.lower(*args).compile(quick_compilation())
+
+
+def quick(function):
+    """Compile in little time, for whatever shapes it meets."""
+    return jax.jit(function, compiler_options=_quick())
 
 
 def run(function, *args):
@@ -168,6 +156,22 @@ class Sgd:
     def make(self, names):
         del names
         return optax.sgd(self.learning_rate, momentum=0.9)
+
+
+def experiment(**changes) -> Experiment:
+    """A model of these tests as an experiment."""
+    fields: dict[str, Any] = {
+        "model_dir": "unused",
+        "model": model(),
+        "data": RandomData(VOCAB, VOCAB),
+        "lengths": {"inputs": SOURCE, "targets": TARGET},
+        "batch_size": ROWS,
+        "train_steps": 1,
+        "optimizer": Sgd(),
+        "rules": RULES,
+        "checkpoints": Checkpoints(every_steps=1),
+    }
+    return Experiment(**fields | changes)
 
 
 def devices(count: int = 1):

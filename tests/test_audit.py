@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
@@ -12,9 +11,10 @@ from gshard_exp.moe.gating import Top1Gating, Top2Gating
 # As in test_routing_presets: experts 0 1, 0 2, 0 1, 0 2. Algorithm 1 at C=3 keeps
 #   s0 -> 0 (2/3);  s1 -> 0 (5/9);  s2 -> 0 1 (7/9, 2/9);  s3 -> 2 (1/3)
 GATES = ((0.6, 0.3, 0.1), (0.5, 0.1, 0.4), (0.7, 0.2, 0.1), (0.6, 0.1, 0.3))
+COINS = np.array([0.7, 0.9, 0.1, 0.6], np.float32)
 HAND = {
     "hand": AuditBatch(
-        np.log(np.array([GATES], np.float32)), np.array([[0.7, 0.9, 0.1, 0.6]], np.float32)
+        np.log(np.array([GATES], np.float32)), np.stack([COINS] * 3, axis=-1)[None, ...]
     )
 }
 
@@ -22,36 +22,38 @@ HAND = {
 @pytest.mark.parametrize(
     ("audited", "want"),
     [
-        # capacity, routed differently, gained, lost, left behind, weighed differently, E^2 * aux
-        (Audited(Top2Gating()), (3, 0, 0, 0, 0, 0, 1.8)),
+        # C, routed differently, gained, lost, overflowed, left behind, weighed differently, E^2 aux
+        (Audited(Top2Gating()), (3, 0, 0, 0, 1, 0, 0, 1.8)),
         # s0 and s1 gain their second choices; s2 and s3 are as in the paper.
-        (Audited(Top2Gating(second_choice="all")), (3, 2, 2, 0, 0, 0, 1.8)),
+        (Audited(Top2Gating(second_choice="all")), (3, 2, 2, 0, 1, 0, 0, 1.8)),
         # And s3, which has lost its first expert, has its second with weight 1 instead of 1/3.
         (
             Audited(Top2Gating(second_choice="all", normalize="after_drops")),
-            (3, 2, 2, 0, 0, 1, 1.8),
+            (3, 2, 2, 0, 1, 0, 1, 1.8),
         ),
         # s0 and s1 keep expert 0; their weights are .6 and .5. s2 loses 1, s3 its only expert (C=2
         # for one choice: s2 loses 0 as well).
-        (Audited(Top1Gating()), (2, 2, 0, 2, 2, 2, 1.8)),
+        (Audited(Top1Gating()), (2, 2, 0, 2, 2, 2, 2, 1.8)),
         # C=6, at most S=4: s3 gains expert 0.
-        (Audited(Top2Gating(), 2.0), (4, 1, 1, 0, 0, 0, 1.8)),
+        (Audited(Top2Gating(), 2.0), (4, 1, 1, 0, 0, 0, 0, 1.8)),
+        # Without a capacity as well, and it has none to tell.
+        (Audited(Top2Gating(), None), (None, 1, 1, 0, 0, 0, 0, 1.8)),
         # c = (4, 2, 2): 3 * (.6 + .5 * .175 + .5 * .225) = 2.4
-        (Audited(Top2Gating(aux_counts="all")), (3, 0, 0, 0, 0, 0, 2.4)),
+        (Audited(Top2Gating(aux_counts="all")), (3, 0, 0, 0, 1, 0, 0, 2.4)),
         # s2 has weights .7 and .2 instead of 7/9 and 2/9, s3 .3 instead of 1/3.
-        (Audited(Top2Gating(normalize="never", second_choice="all")), (3, 2, 2, 0, 0, 2, 1.8)),
+        (Audited(Top2Gating(normalize="never", second_choice="all")), (3, 2, 2, 0, 1, 0, 2, 1.8)),
     ],
 )
 def test_rows_by_hand(audited, want):
     (row,) = audit({"it": audited}, HAND)
     assert (row.gating, row.batch, row.tokens) == ("it", "hand", 4)
     got = dataclasses.astuple(row)
-    assert (got[2], *got[4:9]) == want[:6]
-    np.testing.assert_allclose(row.auxiliary_loss, want[6], rtol=1e-5)
+    assert (got[2], *got[4:10]) == want[:7]
+    np.testing.assert_allclose(row.auxiliary_loss, want[7], rtol=1e-5)
 
 
 def test_on_its_own_batches_the_paper_agrees_with_itself_and_others_do_not():
-    batches = audit_batches(jax.random.key(0), groups=2, group_size=32, num_experts=4)
+    batches = audit_batches(0, groups=2, group_size=32, num_experts=4)
     gatings = {"paper": Audited(Top2Gating()), "all": Audited(Top2Gating(second_choice="all"))}
     rows = audit(gatings, batches)
     assert [(row.batch, row.gating) for row in rows] == [(b, g) for b in batches for g in gatings]

@@ -87,3 +87,47 @@ def test_our_step_is_compared_with_the_peer():
     arguments = ("--rounds=1", "--peak_size=64", f"--gin_file={tiny_run.TINY}")
     found = json.loads(bench("train_step.py", *arguments, "--json"))
     assert found["times_as_fast_as_the_peer"] > 0
+
+
+def test_every_dispatch_method_is_compared_with_a_dense_layer():
+    sizes = ("--rows=2", "--length=8", "--width=8", "--hidden=8", "--group_size=8", "--rounds=1")
+    found = json.loads(bench("moe_layer.py", "--experts=4", *sizes, "--json"))
+    assert {"EinsumDispatch", "ScatterDispatch"} <= set(found["methods"])
+    (size,) = found["sizes"]
+    assert size["capacity"] == 2 * 8 // 4
+    assert set(size["times_of_dense"]) == set(size["parts_ms"]) == set(found["methods"])
+    whole = {"gate", "cumsum", "experts"}
+    for name, parts in size["parts_ms"].items():
+        buffered = set() if name == "RaggedDispatch" else {"dispatch", "combine"}
+        assert set(parts) == whole | buffered
+
+
+def test_a_profile_adds_up_by_part_and_by_kind():
+    arguments = (f"--gin_file={tiny_run.TINY}", "--steps=1", *SMALL, "--json")
+    found = json.loads(bench("profile_step.py", *arguments))
+    total = sum(row["ms"] for row in found["instructions"])
+    for by in ("ms_by_part", "ms_by_kind"):
+        assert sum(found[by].values()) - found[by]["waiting"] == pytest.approx(total)
+    assert {"attention, products", "experts, products"} <= found["ms_by_part"].keys()
+    assert "products" in found["ms_by_kind"]
+
+
+def test_the_input_pipeline_is_compared_with_what_training_consumes():
+    arguments = (f"--gin_file={tiny_run.TINY}", "--batches=10", "--train_tokens_per_s=1")
+    found = json.loads(bench("input_pipeline.py", *arguments, "--json"))
+    assert found["filled"] == 1.0  # random rows are full, one example each
+    assert found["examples_per_s"] == pytest.approx(found["tokens_per_s"] / 16)
+    assert found["times_of_training"] == pytest.approx(found["positions_per_s"])
+
+
+def test_both_beam_searches_are_compared_with_the_floor_without_the_peer():
+    arguments = ("--peer=none", "--rounds=1", "--peak_size=64", "--sentences=2")
+    (found,) = json.loads(
+        bench("decode.py", *arguments, f"--gin_file={tiny_run.TINY}", *SMALL, "--json", core=True)
+    )
+    assert found["searches"].keys() == {"flat beam", "beam"} and found["floor_s"] > 0
+    # M = 16, two heads of 8: six projections; a router of 4 experts and two of 2 x 16 x 32; the
+    # table of 30 pieces; 16 pieces there on average and a source of 8: for each of 2 x 4 rows.
+    weights = 6 * 16 * 16 + 4 * 16 + 4 * 2 * 16 * 32 + 30 * 16
+    used = weights - 2 * 2 * 16 * 32 + 2 * 16 * (16 + 8)
+    assert found["step"] == {"flops": 2 * 2 * 4 * used, "weight_bytes": 4 * weights}

@@ -1,4 +1,4 @@
-"""Einsum and scatter dispatch against loops, against each other, and in what they allocate."""
+"""Einsum, scatter and gather dispatch against loops and each other, and in what they allocate."""
 
 import functools
 import re
@@ -10,9 +10,11 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
-from gshard_exp.moe.gating import Routing, Top1Gating, Top2Gating
+from gshard_exp.moe.gather import GatherDispatch
+from gshard_exp.moe.gating import Top1Gating, Top2Gating
+from gshard_exp.moe.routing import Routing
 
-DISPATCHES = (EinsumDispatch(), ScatterDispatch())
+DISPATCHES = (EinsumDispatch(), ScatterDispatch(), GatherDispatch())
 G, S, E, M = 3, 8, 4, 5
 # Tight, roomy, one slot, one expert; two choices and one.
 CASES = (
@@ -63,7 +65,7 @@ def loops(x, routing, num_experts, capacity):
     return sent, done, back
 
 
-def test_both_move_four_tokens_by_hand():
+def test_all_move_four_tokens_by_hand():
     # G=1, S=4, E=3, C=2, M=1, the routing of the worked example of test_gating. x = 10 20 30 40.
     # Expert 0 holds s0, s1; expert 1 holds s3, s0; expert 2 nobody (its slot 0 was used up by a
     # rejected choice). Sent through unchanged and weighted:
@@ -102,7 +104,7 @@ def test_moves_tokens_as_the_loops_do(way, gating, num_experts, capacity):
 
 
 @pytest.mark.parametrize(("gating", "num_experts", "capacity"), CASES)
-def test_einsum_and_scatter_agree_in_value_and_every_gradient(gating, num_experts, capacity):
+def test_all_agree_in_value_and_every_gradient(gating, num_experts, capacity):
     logits, valid, uniform, x = problem(num_experts)
     rng = np.random.default_rng(1)
     bias = rng.normal(size=(G, num_experts, capacity, M)).astype(np.float32)
@@ -117,9 +119,10 @@ def test_einsum_and_scatter_agree_in_value_and_every_gradient(gating, num_expert
         value, back = jax.vjp(layer, x, logits, bias)
         return value, *back(cotangent)
 
-    one, other = (jax.jit(outcome, static_argnums=0)(way) for way in DISPATCHES)
-    for what, a, b in zip(("value", "x", "logits", "expert outputs"), one, other, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5, err_msg=what)
+    one, *others = (jax.jit(outcome, static_argnums=0)(way) for way in DISPATCHES)
+    for what, a, *b in zip(("value", "x", "logits", "expert outputs"), one, *others, strict=True):
+        for other in b:
+            np.testing.assert_allclose(a, other, rtol=1e-5, atol=1e-5, err_msg=what)
         if what != "logits" or num_experts > 1:  # one expert: the weight is 1 whatever the logit
             assert np.abs(a).max() > 0.01, what
 
@@ -142,15 +145,16 @@ def test_gradient_to_the_combine_weights_is_the_inner_product_with_the_expert_ou
     np.testing.assert_allclose(jax.grad(total)(routing.weight), want, rtol=1e-5, atol=1e-5)
 
 
-def test_bfloat16_stays_bfloat16_and_the_two_agree():
+@pytest.mark.parametrize("way", DISPATCHES[1:], ids=name)
+def test_bfloat16_stays_bfloat16_and_is_that_of_the_einsums(way):
     logits, valid, uniform, x = problem(dtype=jnp.bfloat16)
     routing = route(Top2Gating(), logits, valid, 2, uniform)
-    sent = [way.dispatch(x, routing, E, 2) for way in DISPATCHES]
-    assert sent[0].dtype == sent[1].dtype == jnp.bfloat16
-    np.testing.assert_array_equal(np.float32(sent[0]), np.float32(sent[1]))  # copies, exact
-    back = [way.combine(sent[0], routing) for way in DISPATCHES]
-    assert back[0].dtype == back[1].dtype == jnp.bfloat16
-    np.testing.assert_allclose(np.float32(back[0]), np.float32(back[1]), rtol=2**-7)
+    want, sent = (each.dispatch(x, routing, E, 2) for each in (DISPATCHES[0], way))
+    assert want.dtype == sent.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(np.float32(want), np.float32(sent))  # copies, exact
+    want, back = (each.combine(sent, routing) for each in (DISPATCHES[0], way))
+    assert want.dtype == back.dtype == jnp.bfloat16
+    np.testing.assert_allclose(np.float32(want), np.float32(back), rtol=2**-7)
 
 
 def subjaxprs(jaxpr):

@@ -11,12 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gshard_exp.errors import SettingError
-from gshard_exp.moe.gating import (
-    Top1Gating,
-    Top2Gating,
-    router_z_loss,
-    slots_per_expert,
-)
+from gshard_exp.moe.capacity import slots_per_expert
+from gshard_exp.moe.gating import Top1Gating, Top2Gating
+from gshard_exp.moe.routing import router_z_loss
 
 # Few shapes, so that few programs are compiled.
 SHAPES = ((1, 1, 1), (2, 5, 1), (2, 6, 2), (1, 3, 8), (3, 8, 4))  # G, S, E; one has S < E

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gshard_exp.config import assemble, find_gin_files, parse, shipped_root
-from gshard_exp.data.batches import RandomData, to_mesh
+from gshard_exp.model.contract import abstract_batch
 from gshard_exp.train.experiment import Experiment, check_layout
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
@@ -47,6 +47,7 @@ RULES = {
     "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
     "gin/paper/": Rule((THIS,)),
     "experiments/": Rule((THIS,)),
+    "experiments/vision_moe/": Rule((THIS,), ("TASK_FEATURE_LENGTHS={}", "TRAIN_STEPS=100")),
 }
 # What is read of these is set to these; the rest stays as the files say.
 SHRUNK = {
@@ -99,7 +100,7 @@ def shrunk(name):
 
 
 @functools.cache
-def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches):
+def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches, lengths):
     """Take one step; files that shrink to the same experiment share it."""
     mesh = mesh_spec.build()
     plan = plan_state(model, optimizer, mesh, rules)
@@ -108,12 +109,15 @@ def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches):
     zeros = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), plan.abstract)
     params = jax.tree.map(lambda z: rng.normal(size=z.shape).astype(z.dtype), zeros.params)
     state = jax.device_put(zeros.replace(params=params), plan.shardings)
-    data = RandomData(SHRUNK["SOURCE_VOCAB_SIZE"], SHRUNK["TARGET_VOCAB_SIZE"])
-    batches = data.train_batches(
-        batch_size=SHRUNK["BATCH_SIZE"], lengths=SHRUNK["TASK_FEATURE_LENGTHS"]
-    )
+    entries = model.batch_entries(SHRUNK["BATCH_SIZE"], dict(lengths))
+    batch = {}
+    for key, x in abstract_batch(entries, mesh, rules).items():
+        # Integers are tokens, segments, positions, weights or classes: 1 and 2 are any of these.
+        integers = x.dtype == np.int32
+        value = rng.integers(1, 3, x.shape) if integers else rng.normal(size=x.shape)
+        batch[key] = jax.device_put(value.astype(x.dtype), x.sharding)
     step = partitioned_train_step(plan, rules, microbatches)
-    state, metrics = step(state, to_mesh(next(batches), mesh, rules))
+    state, metrics = step(state, batch)
     assert int(state.step) == 1
     return float(metrics["loss"])
 
@@ -122,7 +126,14 @@ def loss_of_a_step(model, optimizer, rules, mesh_spec, microbatches):
 def test_it_makes_an_experiment_that_steps(name):
     tree = shrunk(name)
     check_layout(tree, tree.mesh.build())
-    loss = loss_of_a_step(tree.model, tree.optimizer, tree.rules, tree.mesh, tree.microbatches)
+    loss = loss_of_a_step(
+        tree.model,
+        tree.optimizer,
+        tree.rules,
+        tree.mesh,
+        tree.microbatches,
+        tuple(tree.lengths.items()),
+    )
     assert math.isfinite(loss)
 
 

@@ -56,7 +56,9 @@ def test_no_module_loads_the_data_packages_when_imported():
     modules = (
         "gshard_exp.train.loop",
         "gshard_exp.score.evaluate",
-        "gshard_exp.score.greedy",
+        "gshard_exp.score.in_training",
+        "gshard_exp.use.loading",
+        "gshard_exp.use.verbs",
         "gshard_exp.data.batches",
         "gshard_exp.data.tasks",
         "gshard_exp.tasks.m4",

@@ -108,7 +108,8 @@ def test_layer_computes_what_loops_over_tokens_compute(gating, route, capacity, 
     # C = 2 * 8 / 4 = 4 for two choices, 8 / 4 = 2 for one.
     x, valid = tokens()
     params = weights()
-    y, sown = apply(layer(gating=gating, dispatch=dispatch), params, x, valid)
+    moe = layer(gating=gating, dispatch=dispatch, eval_capacity_factor=1.0)
+    y, sown = apply(moe, params, x, valid)
     expected, routed, z_loss = slowly(params, x, valid, route, 8, capacity)
     assert (routed.attempted & ~routed.kept).sum() > 0  # some tokens overflow
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
@@ -172,7 +173,7 @@ def test_padding_gets_nothing_and_causes_nothing():
 def test_tokens_that_overflow_get_zeros():
     # 8 equal tokens of one group choose the same two experts, which have C = 2 * 8 / 4 = 4 slots.
     x = np.broadcast_to(tokens()[0][:1, :1], (1, 8, M))
-    y, _ = apply(layer(), weights(), x, np.ones((1, 8), bool))
+    y, _ = apply(layer(eval_capacity_factor=1.0), weights(), x, np.ones((1, 8), bool))
     assert np.all(np.any(y[0, :4] != 0, axis=-1))
     assert not np.any(y[0, 4:])
 
@@ -188,12 +189,30 @@ class SeeCapacity(EinsumDispatch):
         return super().dispatch(x, routing, num_experts, capacity)
 
 
-@pytest.mark.parametrize(("key", "capacity"), [(KEY, 5), (None, 8)], ids=["training", "evaluation"])
-def test_training_and_evaluation_have_capacities_of_their_own(key, capacity):
-    # 2 * 8 / 4 = 4 slots, times 1.25 and 2.
+@pytest.mark.parametrize(
+    ("how", "capacity"),
+    [
+        ({"deterministic": False}, 5),
+        ({"deterministic": True}, 8),
+        ({"deterministic": True, "decode": True}, 6),
+    ],
+    ids=["training", "evaluation", "decoding"],
+)
+def test_training_evaluation_and_decoding_have_capacities_of_their_own(how, capacity):
+    # 2 * 8 / 4 = 4 slots, times 1.25, 2 and 1.5.
     see = SeeCapacity()
-    moe = layer(dispatch=see, train_capacity_factor=1.25, eval_capacity_factor=2.0)
-    apply(moe, weights(), *tokens(), key=key)
+    moe = layer(
+        dispatch=see,
+        train_capacity_factor=1.25,
+        eval_capacity_factor=2.0,
+        decode_capacity_factor=1.5,
+    )
+    x, valid = tokens()
+    jax.eval_shape(
+        lambda: moe.apply(
+            {"params": weights()}, x, valid=valid, rows=np.arange(B), rngs={"routing": KEY}, **how
+        )
+    )
     assert see.seen == [capacity]
 
 

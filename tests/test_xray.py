@@ -252,7 +252,13 @@ def test_components_lists_what_gin_files_build():
     assert {
         "gshard_exp.moe.gating.Top2Gating",
         "gshard_exp.moe.gating.Top1Gating",
+        "gshard_exp.moe.noisy.NoisyTopKGating",
+        "gshard_exp.moe.expert_choice.ExpertChoiceGating",
+        "gshard_exp.moe.biased.BiasedTopKGating",
+        "gshard_exp.moe.dispatch.EinsumDispatch",
         "gshard_exp.moe.dispatch.ScatterDispatch",
+        "gshard_exp.moe.gather.GatherDispatch",
+        "gshard_exp.moe.ragged.RaggedDispatch",
         "gshard_exp.moe.layer.MoeLayer",
         "gshard_exp.model.transformer.Transformer",
         "gshard_exp.train.optimizer.Adafactor",
@@ -261,7 +267,10 @@ def test_components_lists_what_gin_files_build():
         "gshard_exp.data.sources.Tsv",
         "gshard_exp.data.packages.GettextPackage",
         "gshard_exp.score.evaluate.LossByLanguage",
-        "gshard_exp.score.greedy.GreedySamples",
+        "gshard_exp.score.in_training.TranslationQuality",
+        "gshard_exp.score.beam.BeamSearch",
+        "gshard_exp.score.flat_beam.FlatBeamSearch",
+        "gshard_exp.score.bleu.Bleu",
     } <= listed
 
 
@@ -331,6 +340,10 @@ VERBS = {
     "diff": ["diff", SMALL, LARGE],
     "check": ["check"],
     "components": ["components"],
+    "fiddle": ["show", "--fdl_config=moe_2048e_60l", "--as=gin"],
+    "code": ["show", f"--gin_file={LARGE}", "--as=fiddle"],
+    "graph": ["show", f"--gin_file={LARGE}", "--graph"],
+    "trace": ["check", "--trace", TINY],
 }
 
 
@@ -349,7 +362,8 @@ assert not xla_bridge._backends, "a device was started"
     assert done.returncode == 0, done.stderr
 
 
-def test_the_commands_of_the_readme_work(output):
+def test_the_commands_of_the_readme_work(output, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # one of them writes a picture
     text = (REPO / "README.md").read_text()
     section = text.split("## Look before you run\n")[1].split("\n## ")[0]
     commands = re.findall(r"^gshard-exp .*$", section, re.M)

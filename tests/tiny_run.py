@@ -1,10 +1,7 @@
 """Tiny experiments for the tests of the loop, and what is left of them on disk."""
 
-import atexit
 import dataclasses
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,19 +29,7 @@ SMALL = (
 )
 
 
-def keep_compiled_programs() -> str:
-    """Let equal programs of a test session be compiled once; return the folder of the cache."""
-    folder = jax.config.jax_compilation_cache_dir
-    if folder is None:
-        folder = tempfile.mkdtemp(prefix="compiled-")
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        jax.config.update("jax_compilation_cache_dir", folder)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    return folder
-
-
-COMPILED = keep_compiled_programs()
+COMPILED = jax.config.jax_compilation_cache_dir  # of this session, see conftest.py
 
 
 def experiment(model_dir: Path, *bindings: str, small: bool = True, **fields) -> Experiment:

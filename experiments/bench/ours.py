@@ -11,12 +11,17 @@ from gshard_exp.data.batches import RandomData, to_mesh
 from gshard_exp.train.experiment import Experiment, plan_experiment
 
 
-def assembled(files: Sequence[str], bindings: Sequence[str]) -> Experiment:
-    """Assemble an experiment whose text, if it has any, is replaced by random tokens.
+def as_written(files: Sequence[str], bindings: Sequence[str]) -> Experiment:
+    """Assemble an experiment with its own data.
 
     Places that only a run has to choose (MODEL_DIR) are filled in; nothing is written there.
     """
-    experiment = read_files(", ".join(files), files, bindings).assembled.tree
+    return read_files(", ".join(files), files, bindings).assembled.tree
+
+
+def assembled(files: Sequence[str], bindings: Sequence[str]) -> Experiment:
+    """Assemble an experiment whose text, if it has any, is replaced by random tokens."""
+    experiment = as_written(files, bindings)
     module = experiment.model.module
     data = RandomData(module.source_embedding.vocab_size, module.target_embedding.vocab_size)
     return dataclasses.replace(experiment, data=data, evaluators=())

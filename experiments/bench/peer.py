@@ -1,4 +1,4 @@
-"""The peer: a training step of Hugging Face's NllbMoe in torch, at the sizes of an experiment.
+"""The peer: Hugging Face's NllbMoe in torch, its training step and beam search at given sizes.
 
 Needs `torch` and `transformers`. Equal to ours: layers and which of them are sparse, widths, heads,
 one vocabulary of the same size (tied, where ours has a table for each side), top-2 with a random
@@ -123,3 +123,40 @@ def torch_matmul_peak(*, size: int = 2048, rounds: int = 5) -> float:
         a @ b
         best = min(best, time.perf_counter() - began)
     return 2 * size**3 / best
+
+
+class PeerGenerate:
+    """The peer's beam search; every call translates.
+
+    Attributes:
+        version: of transformers.
+    """
+
+    version = __version__
+
+    def __init__(
+        self, experiment: Experiment, inputs: np.ndarray, *, beams: int, new: int, threads: int
+    ) -> None:
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        settings = config(experiment)
+        settings.update(
+            {
+                "max_position_embeddings": max(*experiment.lengths.values(), new + 2),
+                "output_router_logits": False,
+                "use_cache": True,
+            }
+        )
+        self._model = NllbMoeForConditionalGeneration(settings).eval()
+        self._inputs = torch.from_numpy(inputs.astype(np.int64))
+        self._how = {
+            "num_beams": beams,
+            "min_new_tokens": new,
+            "max_new_tokens": new,
+            "do_sample": False,
+        }
+
+    def __call__(self) -> None:
+        with torch.no_grad():
+            found = self._model.generate(self._inputs, **self._how)
+        assert found.shape[0] == self._inputs.shape[0]

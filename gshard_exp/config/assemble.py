@@ -123,14 +123,10 @@ class _Builder:
         arguments = {}
         for name, binding in self._bindings_of(target, scope).items():
             arguments[name] = self._evaluate(binding.value, Where(binding.site), scope)
-            _check_type(target, name, arguments[name])
         self._stack.pop()
         node = CallNode(None, where, (), None, target, scope, arguments, calls)
-        keywords = {name: argument.value for name, argument in arguments.items()}
-        if calls:
-            node.value = _construct(node, keywords)
-        else:
-            node.value = Bound(target, **keywords) if keywords else target
+        name = short_name(target)
+        realise(node, f"{name}.{{}} = ... in a gin file, or the same as a flag")
         return node
 
     def _bindings_of(self, target: Any, scope: tuple[str, ...]) -> dict[str, Binding]:
@@ -228,7 +224,26 @@ def _check_type(target: Any, name: str, node: Node) -> None:
     )
 
 
-def _construct(node: CallNode, keywords: dict[str, Any]) -> Any:
+def realise(node: CallNode, remedy: str) -> None:
+    """Make the value of a call whose arguments are made: what both front ends end in.
+
+    Args:
+        node: its `value` is set.
+        remedy: how to set a parameter that is missing; `{}` stands for its name.
+
+    Raises:
+        ConfigError: a wrong type, a missing parameter, or what the constructor refuses.
+    """
+    for name, argument in node.arguments.items():
+        _check_type(node.target, name, argument)
+    keywords = {name: argument.value for name, argument in node.arguments.items()}
+    if node.calls:
+        node.value = _construct(node, keywords, remedy)
+    else:
+        node.value = Bound(node.target, **keywords) if keywords else node.target
+
+
+def _construct(node: CallNode, keywords: dict[str, Any], remedy: str) -> Any:
     name = short_name(node.target)
     missing = [
         parameter.name
@@ -240,7 +255,7 @@ def _construct(node: CallNode, keywords: dict[str, Any]) -> Any:
             f"{name} is built without {one_of(missing).replace(' or ', ' and ')}.",
             rule="A parameter without a default has to be chosen.",
             at=[str(node.where)] if node.where.site else [],
-            hint=f"{name}.{missing[0]} = ... in a gin file, or the same as a flag",
+            hint=remedy.format(missing[0]),
         )
     try:
         return node.target(**keywords)

@@ -1,4 +1,4 @@
-"""Lists what a gin file can assemble, read from the modules themselves."""
+"""Lists what gin files and fiddle builders can assemble, read from the modules themselves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import dataclasses
 import importlib
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from gshard_exp.config import check, signatures
 from gshard_exp.config.show import value_text
@@ -29,27 +30,51 @@ class Kind:
     method: str
 
 
+HEAD = """\
+Both front ends import the module, and name a.b.Name after it:
+  gin     from a import b    @b.Name() builds it, b.Name.parameter = value sets
+  fiddle  from a import b    fdl.Config(b.Name, parameter=value) builds it
+A function that is passed on with its arguments is @b.name in gin, and
+fdl.Partial(b.name, ...) in fiddle."""
+
 # A class is listed if it is public, a dataclass, defined in the module and has the method.
 KINDS = (
-    Kind("Gating functions", ("gshard_exp.moe.gating",), "capacity"),
-    Kind("Dispatch methods", ("gshard_exp.moe.dispatch",), "dispatch"),
     Kind(
-        "Layers",
-        ("gshard_exp.moe.layer", "gshard_exp.model.layers", "gshard_exp.model.transformer"),
+        "Gating functions",
+        tuple(f"gshard_exp.moe.{name}" for name in ("gating", "noisy", "expert_choice", "biased")),
+        "capacity",
+    ),
+    Kind(
+        "Dispatch methods",
+        tuple(f"gshard_exp.moe.{name}" for name in ("dispatch", "gather", "ragged")),
         "__call__",
     ),
-    Kind("Models", ("gshard_exp.model.seq2seq",), "loss"),
+    Kind(
+        "Layers",
+        tuple(
+            f"gshard_exp.{name}"
+            for name in ("moe.layer", "model.layers", "model.transformer", "model.vision")
+        ),
+        "__call__",
+    ),
+    Kind("Models", ("gshard_exp.model.seq2seq", "gshard_exp.model.vision"), "loss"),
     Kind("Optimizers", ("gshard_exp.train.optimizer",), "make"),
     Kind("Learning-rate schedules", ("gshard_exp.train.optimizer",), "__call__"),
-    Kind("Training data", ("gshard_exp.data.batches",), "train_batches"),
+    Kind("Training data", ("gshard_exp.data.batches", "gshard_exp.data.digits"), "train_batches"),
     Kind("Sources of a corpus", ("gshard_exp.data.sources", "gshard_exp.data.packages"), "pairs"),
-    Kind("Evaluators", ("gshard_exp.score.evaluate", "gshard_exp.score.greedy"), "__call__"),
+    Kind(
+        "Evaluators",
+        tuple(f"gshard_exp.score.{name}" for name in ("evaluate", "in_training", "images")),
+        "__call__",
+    ),
+    Kind("Searches", ("gshard_exp.score.beam", "gshard_exp.score.flat_beam"), "__call__"),
+    Kind("Metrics", ("gshard_exp.score.bleu",), "__call__"),
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Component:
-    """A class that gin can build.
+    """A class that gin and fiddle can build.
 
     Attributes:
         path: import path, `gshard_exp.moe.gating.Top2Gating`.
@@ -82,12 +107,23 @@ def components(kind: Kind) -> list[Component]:
 
 
 def listing() -> str:
-    """Write all components by kind."""
-    parts = []
+    """Write how each front end names a component, all components by kind, and fiddle's builders."""
+    parts = [HEAD]
     for kind in KINDS:
         members = "\n".join(component.text() for component in components(kind))
         parts.append(f"{kind.title}\n{members}")
-    return "\n\n".join(parts)
+    builders = "\n".join(builder.text() for builder in fiddle_builders())
+    return "\n\n".join([*parts, f"Builders of fiddle configs (--fdl_config=NAME)\n{builders}"])
+
+
+def fiddle_builders() -> list[Component]:
+    """List the presets that fiddle knows by a bare name."""
+    from gshard_exp.config.from_fiddle import presets
+
+    return [
+        Component(name, _described(builder), _summary(builder))
+        for name, builder in presets().items()
+    ]
 
 
 def _members(module: str, method: str) -> Iterator[type]:
@@ -102,14 +138,22 @@ def _members(module: str, method: str) -> Iterator[type]:
 
 
 def _component(cls: type) -> Component:
-    hints = signatures.types(cls)
+    return Component(f"{cls.__module__}.{cls.__qualname__}", _described(cls), _summary(cls))
+
+
+def _described(target: Callable[..., Any]) -> tuple[str, ...]:
+    """Write the parameters of a class or function."""
+    hints = signatures.types(target)
     described = []
-    for name in signatures.parameters(cls):
-        if signatures.is_linens_own(cls, name):
+    for name in signatures.parameters(target):
+        if signatures.is_linens_own(target, name):
             continue
         hint = f": {check.describe(hints[name])}" if name in hints else ""
-        default = signatures.default_of(cls, name)
+        default = signatures.default_of(target, name)
         value = "" if default is inspect.Parameter.empty else f" = {value_text(default)}"
         described.append(f"{name}{hint}{value}")
-    summary = (inspect.getdoc(cls) or "").partition("\n")[0]
-    return Component(f"{cls.__module__}.{cls.__qualname__}", tuple(described), summary)
+    return (*described, *["..."] * signatures.takes_any_keyword(target))
+
+
+def _summary(target: Callable[..., Any]) -> str:
+    return (inspect.getdoc(target) or "").partition("\n")[0]

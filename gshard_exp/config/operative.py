@@ -9,32 +9,33 @@ occurs more than once get a scope of their own.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-import math
 import re
-import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from gshard_exp.config import signatures
 from gshard_exp.config.assemble import Assembled
+from gshard_exp.config.describe import NoSyntax, describe
 from gshard_exp.config.names import DYNAMIC
-from gshard_exp.config.provenance import DEFAULT, CallNode, Node
+from gshard_exp.config.provenance import CallNode, Node
 
-_LITERALS = (int, float, str, bytes, bool, type(None))
 _WIDTH = 88
 HEADER = "# Assembled by gshard_exp: every setting in force, and who set it."
 
 
-def operative_config(assembled: Assembled[Any]) -> str:
-    """Return gin text with one commented line a parameter; see the module's docstring."""
-    return _Printer(assembled).text()
+def operative_config(assembled: Assembled[Any], required: Sequence[str] = ()) -> str:
+    """Return gin text with one commented line a parameter; see the module's docstring.
 
-
-class _NoSyntax(Exception):
-    """A default that gin has no syntax for."""
+    Args:
+        assembled: of gin files or of fiddle.
+        required: strings in the tree that are written as `%gin.REQUIRED`.
+    """
+    text = _Printer(assembled).text()
+    for value in required:
+        text = text.replace(repr(value), "%gin.REQUIRED")
+    return text
 
 
 class _Printer:
@@ -76,46 +77,12 @@ class _Printer:
             if default is inspect.Parameter.empty:
                 continue
             try:
-                arguments[name] = self._default_node(default)
-            except _NoSyntax:
+                arguments[name] = describe(default, self._sources)
+            except NoSyntax:
                 left_out[name] = default
         order = [name for name in signatures.parameters(node.target) if name in arguments]
         copied.arguments = {name: arguments[name] for name in (*order, *arguments)}
         return copied
-
-    def _default_node(self, value: Any) -> Node:
-        """Describe a default as if gin had built it."""
-        cls = type(value)
-        if cls in _LITERALS:
-            if cls is float and not math.isfinite(value):
-                raise _NoSyntax
-            return Node(value, DEFAULT)
-        if cls in (list, tuple):
-            return Node(
-                value, DEFAULT, items={i: self._default_node(v) for i, v in enumerate(value)}
-            )
-        if cls is dict:
-            return Node(value, DEFAULT, items={k: self._default_node(v) for k, v in value.items()})
-        if signatures.is_dataclass_type(cls):
-            fields = {
-                field.name: getattr(value, field.name)
-                for field in dataclasses.fields(value)
-                if field.init and not signatures.is_linens_own(cls, field.name)
-            }
-            return self._default_call(value, cls, fields, calls=True)
-        if isinstance(value, functools.partial) and not value.args:
-            return self._default_call(value, value.func, value.keywords, calls=False)
-        return self._default_call(value, value, {}, calls=False)
-
-    def _default_call(
-        self, value: Any, target: Any, arguments: Mapping[str, Any], calls: bool
-    ) -> CallNode:
-        if not _hashable(target):
-            raise _NoSyntax
-        if target not in self._sources:
-            self._sources[target] = _public_source(target)
-        nodes = {name: self._default_node(argument) for name, argument in arguments.items()}
-        return CallNode(value, DEFAULT, target=target, arguments=nodes, calls=calls)
 
     def _count_targets(self, node: Node) -> None:
         if isinstance(node, CallNode):
@@ -230,30 +197,3 @@ def _import_line(module: str, alias: str) -> str:
     parent, _, name = module.rpartition(".")
     line = f"from {parent} import {name}" if parent else f"import {name}"
     return line if alias == name else f"{line} as {alias}"
-
-
-def _public_source(target: Any) -> tuple[str, str]:
-    """Return the module and name of a default's class or function.
-
-    Raises:
-        _NoSyntax: it cannot be imported by that name, or only from a private module, which the
-            next version of its library may move.
-    """
-    module, name = getattr(target, "__module__", None), getattr(target, "__qualname__", None)
-    if not isinstance(module, str) or not isinstance(name, str):
-        raise _NoSyntax
-    found: Any = sys.modules.get(module)
-    for attribute in name.split("."):
-        found = getattr(found, attribute, None)
-    private = any(part.startswith("_") for part in f"{module}.{name}".split("."))
-    if found is not target or private or module == "builtins":
-        raise _NoSyntax
-    return module, name
-
-
-def _hashable(value: Any) -> bool:
-    try:
-        hash(value)
-    except TypeError:
-        return False
-    return True

@@ -21,6 +21,28 @@ if TYPE_CHECKING:
 _MESH = re.compile(r"PARTITIONS|MeshSpec")
 
 
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """Declare what `plan` reads."""
+    for flag, metavar, explanation in (
+        ("--gin_file", "F", "an experiment: files joined by commas; may be repeated"),
+        ("--topology", "T", "v3:32x32, v5e:16x16, cpu:8, ...; may be repeated"),
+    ):
+        verb.add_argument(flag, action="append", required=True, metavar=metavar, help=explanation)
+    verb.add_argument("--tokens_per_core", type=int, help="source tokens; default: the gin file's")
+    verb.add_argument(
+        "--mesh",
+        default="",
+        metavar="auto|file|DxExM",
+        help="sizes of data, expert and model; default: auto, or file if --gin sets mesh sizes",
+    )
+    verb.add_argument("--tokens", type=float, default=1e12, help="source tokens of a training")
+    verb.add_argument(
+        "--search", action="store_true", help="try meshes, dispatch and recomputation; rank them"
+    )
+    verb.add_argument("--json", default="", metavar="OUT", help="write the plans")
+    verb.add_argument("--hlo_dir", default="", metavar="D", help="keep compiled modules there")
+
+
 def plan(
     arguments: argparse.Namespace,
     bindings: Sequence[str],

@@ -9,6 +9,7 @@ from typing import Any
 from gshard_exp.config import signatures
 from gshard_exp.config.assemble import Assembled, short_name
 from gshard_exp.config.flatten import settings
+from gshard_exp.config.operative import operative_config
 from gshard_exp.config.provenance import Where
 from gshard_exp.config.reading import Subject, placeholder_note
 
@@ -33,6 +34,29 @@ def show(subject: Subject, with_parameters: bool = False) -> str:
     if with_parameters:
         parts.append(parameter_table(subject.assembled.tree.model))
     return "\n\n".join(parts)
+
+
+def written_as(subject: Subject, language: str) -> str:
+    """Write an experiment as a gin file, or as Python code that returns its fiddle config.
+
+    Either makes an equal tree. A placeholder is left for a run to choose.
+
+    Args:
+        subject: of gin files or of fiddle.
+        language: `gin` or `fiddle`.
+    """
+    if language == "gin":
+        return operative_config(subject.assembled, required=subject.open_places).rstrip()
+    from gshard_exp.config.to_fiddle import fiddle_code
+
+    return fiddle_code(subject.assembled, unset=subject.open_places).rstrip()
+
+
+def drawn(subject: Subject) -> str:
+    """Return the SVG of an experiment, see `graph`."""
+    from gshard_exp.config.graph import graph
+
+    return graph(subject)
 
 
 def parameter_table(model: Any) -> str:

@@ -36,20 +36,29 @@ def complete_experiments() -> list[str]:
     return [str(path.relative_to(root)) for path in found]
 
 
-def validate(name: str, bindings: Sequence[str] = (), search_paths: Sequence[str] = ()) -> Verdict:
+def validate(
+    name: str,
+    bindings: Sequence[str] = (),
+    search_paths: Sequence[str] = (),
+    assignments: Sequence[str] = (),
+    *,
+    trace: bool = False,
+) -> Verdict:
     """Parse, assemble and check one experiment; see `train.experiment.check_without_devices`.
 
     Args:
         name: as of `reading.read_subject`.
         bindings: `NAME=VALUE`; these win over files.
         search_paths: folders in which gin files are looked for.
+        assignments: `PATH=VALUE`, for a fiddle config.
+        trace: also trace the training step: seconds instead of a fraction of one.
     """
     from gshard_exp.train.experiment import check_without_devices
 
     try:
-        subject = read_subject(name, bindings, search_paths)
+        subject = read_subject(name, bindings, search_paths, assignments)
         try:
-            check_without_devices(subject.assembled.tree)
+            check_without_devices(subject.assembled.tree, trace=trace)
         except SettingError as error:
             raise subject.assembled.explain(error) from error
     except ConfigError as error:

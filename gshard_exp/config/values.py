@@ -11,14 +11,17 @@ import gin.config_parser as config_parser
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A place where a setting is written: a line of a gin file, or a flag."""
+    """A place where a setting is written: a line of a gin file or of Python (fiddle), or a flag."""
 
     file: str
     line: int
     flag: str = ""  # "NAME=VALUE" if the place is the command line
+    option: str = "--gin."  # what stands before it there
 
     def __str__(self) -> str:
-        return f"command line: --gin.{self.flag}" if self.flag else f"{self.file}:{self.line}"
+        if self.flag:
+            return f"command line: {self.option}{self.flag}"
+        return f"{self.file}:{self.line}"
 
     @property
     def is_flag(self) -> bool:

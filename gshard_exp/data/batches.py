@@ -5,6 +5,7 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import jax
@@ -12,9 +13,10 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gshard_exp import axes
+from gshard_exp.data import model_files
 from gshard_exp.data.tensorflow_import import load_tensorflow
 from gshard_exp.errors import SettingError, require_at_least
-from gshard_exp.sharding.rules import Rules
+from gshard_exp.sharding.rules import Names, Rules
 
 HostBatch = Mapping[str, np.ndarray]
 IDENTITY = "identity.json"  # of the data that a saved position belongs to
@@ -51,6 +53,10 @@ class DataSource(Protocol):
         """Return the number of pieces of `inputs` and `targets`, as far as they are known."""
         ...
 
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep with the model what it needs of the data after training (`model_files`)."""
+        ...
+
 
 @dataclasses.dataclass(frozen=True)
 class RandomData:
@@ -77,6 +83,9 @@ class RandomData:
         """Return the sizes that pieces are drawn from."""
         return {"inputs": self.source_vocab_size, "targets": self.target_vocab_size}
 
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep nothing: random pieces stand for no text."""
+
 
 class RandomBatches:
     """The stream of `RandomData`; its position is the number of batches drawn."""
@@ -102,12 +111,12 @@ class RandomBatches:
 
     def save(self, folder: Path) -> None:
         """Write the count."""
-        _write_identity(folder, self._identity)
+        write_identity(folder, self._identity)
         (folder / "position.json").write_text(json.dumps({"drawn": self._drawn}))
 
     def restore(self, folder: Path) -> None:
         """Read the count."""
-        _check_identity(folder, self._identity)
+        check_identity(folder, self._identity)
         self._drawn = json.loads((folder / "position.json").read_text())["drawn"]
 
 
@@ -176,6 +185,11 @@ class SeqioData:
         """Return the sizes of our own tasks' vocabularies; of others nothing is known here."""
         return {} if self.tasks is None else self.tasks.vocab_sizes()
 
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep vocabularies, languages and held-out text of our own tasks."""
+        if self.tasks is not None:
+            model_files.write(self.tasks, model_dir)
+
 
 class SeqioBatches:
     """The stream of `SeqioData`; its position is tf.data's iterator checkpoint."""
@@ -189,12 +203,12 @@ class SeqioBatches:
 
     def save(self, folder: Path) -> None:
         """Write the iterator's state, shuffle buffers and prefetched batches included."""
-        _write_identity(folder, self._identity)
+        write_identity(folder, self._identity)
         self._checkpoint().write(str(folder / "tf_data"))
 
     def restore(self, folder: Path) -> None:
         """Read the iterator's state."""
-        _check_identity(folder, self._identity)
+        check_identity(folder, self._identity)
         self._checkpoint().read(str(folder / "tf_data")).assert_consumed()
 
     def _checkpoint(self) -> Any:
@@ -203,27 +217,42 @@ class SeqioBatches:
         return tf.train.Checkpoint(iterator=self._iterator)
 
 
-def to_mesh(batch: HostBatch, mesh: Mesh, rules: Rules) -> dict[str, jax.Array]:
-    """Place a host batch, its rows and positions split as the rules say.
+def to_mesh(
+    batch: HostBatch,
+    mesh: Mesh,
+    rules: Rules,
+    names: Mapping[str, Names] = MappingProxyType({}),
+) -> dict[str, jax.Array]:
+    """Place a host batch, split as the rules say.
+
+    Args:
+        batch: arrays by key; integers become int32.
+        mesh: to place it on.
+        rules: of the run.
+        names: logical axes of an array's dimensions; what is not named is [rows, positions].
 
     Raises:
         SettingError: a size does not divide.
     """
-    names = (axes.BATCH, axes.LENGTH)
-    return {
-        key: jax.device_put(
-            np.asarray(value, np.int32),
-            rules.sharding(names, shape=value.shape, mesh=mesh, what=f"the batch's {key}"),
+    placed = {}
+    for key, value in batch.items():
+        value = value.astype(np.int32) if np.issubdtype(value.dtype, np.integer) else value
+        sharding = rules.sharding(
+            names.get(key, (axes.BATCH, axes.LENGTH)),
+            shape=value.shape,
+            mesh=mesh,
+            what=f"the batch's {key}",
         )
-        for key, value in batch.items()
-    }
+        placed[key] = jax.device_put(value, sharding)
+    return placed
 
 
-def _write_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+def write_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Write beside a position which data it belongs to."""
     (folder / IDENTITY).write_text(json.dumps(identity, indent=1))
 
 
-def _check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
+def check_identity(folder: Path, identity: Mapping[str, Any]) -> None:
     """Refuse a position that belongs to other data: it would mean nothing here."""
     path = folder / IDENTITY
     saved = json.loads(path.read_text()) if path.exists() else {}

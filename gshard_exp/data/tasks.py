@@ -1,6 +1,6 @@
 """From a corpus and two vocabularies to one seqio Task per language and a Mixture of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +37,7 @@ class TranslationTasks:
         n^(1/T). 1 = as often as it stands in the corpus, large = all alike.
       languages: codes of the corpus to make tasks of; None takes all. The vocabularies are those
         of the whole corpus either way.
+      metric_fns: seqio metric functions of every task, (targets, predictions) -> {name: score}.
       progress: show progress on standard error while something is built.
     """
 
@@ -46,6 +47,7 @@ class TranslationTasks:
     target_vocabulary: SentencePieceVocabulary = field(default_factory=SentencePieceVocabulary)
     temperature: float = 1.0
     languages: Sequence[str] | None = None
+    metric_fns: Sequence[Callable[..., Mapping[str, float]]] = ()
     progress: bool = True
 
     @cached_property
@@ -140,7 +142,7 @@ class TranslationTasks:
         from gshard_exp.data.token_source import TokenSource
 
         rates = self.rates()
-        content = self.content()
+        content = f"{self.content()} {self.metric_fns}"
         if _REGISTERED.get(self.prefix) == content and self.prefix in seqio.MixtureRegistry.names():
             return self.prefix
         features = self.output_features()
@@ -153,7 +155,7 @@ class TranslationTasks:
                 source=TokenSource(self.tokens, language),
                 output_features=features,
                 preprocessors=[],
-                metric_fns=[],
+                metric_fns=list(self.metric_fns),
                 shuffle_buffer_size=None,
             )
         seqio.MixtureRegistry.add(

@@ -7,16 +7,16 @@ import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from flax.linen import partitioning
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, Key
 
+from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_within
-from gshard_exp.model.transformer import Transformer
+from gshard_exp.model.contract import Batch, Entry, Params, axis_names
+from gshard_exp.model.rebuild import rebuilt
+from gshard_exp.model.sown import layer_health, refuse_shared_layers, sum_over_layers
+from gshard_exp.model.transformer import Stack, Transformer
+from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.rules import Names
-
-Batch = Mapping[str, Array]
-Params = Mapping
 
 # Keys of a training batch, as seqio's EncDecFeatureConverter(pack=True) names them; all are
 # int32 [B, L] (`encoder_*` of the source length, `decoder_*` of the target length).
@@ -44,7 +44,8 @@ class Seq2SeqModel:
 
     l_aux is line 13 of Algorithm 1, which is 1/E^2 when experts are used evenly; the paper gives
     no value for its coefficient k. Public code (lingvo, mesh-tensorflow) scales l_aux by E^2 and
-    sums over layers with 0.01, so that k = aux_loss_factor * E^2.
+    sums over layers with 0.01, so that k = aux_loss_factor * E^2. A gating with a loss of its own
+    (`NoisyTopKGating`) divides it by E^2: aux_loss_factor weighs that loss itself.
 
     Attributes:
         module: the network.
@@ -64,7 +65,7 @@ class Seq2SeqModel:
     def __post_init__(self) -> None:
         require_within(self, 0.0, 1.0, "label_smoothing")
         require_at_least(self, 0.0, "z_loss", "aux_loss_factor", "router_z_loss_factor")
-        _refuse_shared_layers(self.module)
+        refuse_shared_layers(self.module)
 
     def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:
         """Make parameters and the logical names of their dimensions.
@@ -77,7 +78,53 @@ class Seq2SeqModel:
         """
         tokens = jnp.zeros((1, 2), jnp.int32)
         variables = self.module.init({"params": key}, tokens, tokens, tokens, enable_dropout=False)
-        return flax.core.unfreeze(variables["params"]), _names(variables["params_axes"])
+        return flax.core.unfreeze(variables["params"]), axis_names(variables["params_axes"])
+
+    @property
+    def stacks(self) -> dict[str, Stack]:
+        """The stacks by name."""
+        return {"encoder": self.module.encoder, "decoder": self.module.decoder}
+
+    def batch_entries(self, batch_size: int, lengths: Mapping[str, int]) -> dict[str, Entry]:
+        """Describe the arrays of a batch.
+
+        Raises:
+            SettingError: `lengths` are not those of `inputs` and `targets`.
+        """
+        tokens = self.stack_lengths(lengths)
+        names = (axes.BATCH, axes.LENGTH)
+        return {
+            key: Entry((batch_size, tokens[key.split("_")[0]]), "int32", names)
+            for key in BATCH_KEYS
+        }
+
+    def stack_lengths(self, lengths: Mapping[str, int]) -> dict[str, int]:
+        """Return the tokens of a row in each stack, those of the source and of the target."""
+        if sorted(lengths) != ["inputs", "targets"] or min(lengths.values()) < 1:
+            raise SettingError(
+                f"lengths={dict(lengths)} has to name exactly 'inputs' and 'targets', with at "
+                "least 1 token each.",
+                settings=("lengths",),
+            )
+        return {"encoder": lengths["inputs"], "decoder": lengths["targets"]}
+
+    def weight(self, batch: Batch) -> Float[Array, ""]:
+        """Return the number of target tokens, at least 1."""
+        return jnp.maximum(jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32), 1.0)
+
+    def scalars(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Turn sums over target tokens into means, as t5x users know them."""
+        tokens = max(sums["target_tokens"], 1.0)
+        return {
+            "accuracy": sums["correct"] / tokens,
+            "cross_ent_loss_per_all_target_tokens": sums["cross_ent_loss"] / tokens,
+            "z_loss_per_all_target_tokens": sums["z_loss"] / tokens,
+        }
+
+    def amounts(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Count target tokens, and those of both sides."""
+        targets = sums["target_tokens"]
+        return {"target_tokens": targets, "tokens": targets + sums["source_tokens"]}
 
     def loss(
         self,
@@ -109,8 +156,8 @@ class Seq2SeqModel:
             logits_BLV, targets_BL, self.label_smoothing, self.z_loss
         )
         correct_BL = _correct(logits_BLV, targets_BL)
-        aux = _sum_over_layers(intermediates, "auxiliary_loss")
-        router_z = _sum_over_layers(intermediates, "router_z_loss")
+        aux = sum_over_layers(intermediates, "auxiliary_loss")
+        router_z = sum_over_layers(intermediates, "router_z_loss")
         token_loss = jnp.sum((smoothed_BL + z_BL) * weights_BL) / total_weight
         router_loss = self.aux_loss_factor * aux + self.router_z_loss_factor * router_z
         means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": router_loss}
@@ -126,16 +173,20 @@ class Seq2SeqModel:
                 lambda mean: share * mean, {"means": means, "router": layer_health(intermediates)}
             ),
         }
-        return token_loss + share * router_loss, metrics
+        # 0 in value; its gradient is the load that biases of routers go by, and adds up over parts.
+        bias_loss = sum_over_layers(intermediates, "bias_loss")
+        return token_loss + share * router_loss + bias_loss, metrics
 
-    def evaluate(self, params: Params, batch: Batch) -> dict[str, Float[Array, " B"]]:
+    def evaluate(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Score each row of an unpacked batch without randomness.
 
         Returns:
             float32 [B] sums over the row's target tokens: `cross_ent_loss` (nats, not smoothed),
-            `correct` and `target_tokens`.
+            `correct` and `target_tokens`; and float32 scalars, sums over tokens and MoE layers:
+            `routed_tokens` and, of these, `dropped_first` and `dropped_second`, whose first or
+            second choice had no slot.
         """
-        logits_BLV, _ = self._apply(params, batch, None)
+        logits_BLV, intermediates = self._apply(params, batch, None)
         targets_BL = batch["decoder_target_tokens"]
         weights_BL = batch["decoder_loss_weights"].astype(jnp.float32)
         nll_BL, _, _ = _token_losses(logits_BLV, targets_BL, 0.0, 0.0)
@@ -144,7 +195,12 @@ class Seq2SeqModel:
             "cross_ent_loss": jnp.sum(nll_BL * weights_BL, axis=1),
             "correct": jnp.sum(correct_BL * weights_BL, axis=1),
             "target_tokens": jnp.sum(weights_BL, axis=1),
+            **_dropped_tokens(intermediates, batch),
         }
+
+    def dropless(self) -> "Seq2SeqModel":
+        """Return this model with every token served in evaluation and decoding."""
+        return dataclasses.replace(self, module=rebuilt(self.module, _without_capacity))
 
     def _apply(self, params: Params, batch: Batch, key: Key[Array, ""] | None):
         optional = {
@@ -175,63 +231,25 @@ class Seq2SeqModel:
         return logits_BLV, collected.get("intermediates", {})
 
 
-def _refuse_shared_layers(module: nn.Module) -> None:
-    """Refuse a tree in which one layer object stands twice: flax would tie its parameters."""
-    places: dict[int, str] = {}
-
-    def visit(node: object, place: str) -> None:
-        if isinstance(node, tuple):
-            for index, item in enumerate(node):
-                visit(item, f"{place}[{index}]")
-        if not isinstance(node, nn.Module):
-            return
-        first = places.setdefault(id(node), place)
-        if first != place:
-            raise SettingError(
-                f"one {type(node).__name__} object stands at both {first} and {place}: the two "
-                "layers would share their parameters.",
-                settings=(place,),
-                hint="Make an object for each place.",
-            )
-        for field in dataclasses.fields(node):
-            if field.name not in ("parent", "name"):
-                visit(getattr(node, field.name), f"{place}.{field.name}")
-
-    visit(module, "module")
+def _without_capacity(module: nn.Module) -> dict[str, None]:
+    if not isinstance(module, MoeLayer):
+        return {}
+    return {"eval_capacity_factor": None, "decode_capacity_factor": None}
 
 
-def _names(params_axes: Mapping) -> dict:
-    """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
-    specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
-    return jax.tree.map(tuple, specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
-
-
-def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:
-    """Collect router health.
-
-    Args:
-        intermediates: what the module sowed; leaves have a leading axis over repetitions of a
-            stack's pattern.
-
-    Returns:
-        {"encoder/pattern_1": {metric: float32 [repeats, ...]}} for each sparse block of a pattern.
-    """
-    return {
-        f"{stack}/{block}": values["ffn"]["health"][0]
-        for stack, blocks in intermediates.items()
-        for block, values in blocks.items()
-    }
-
-
-def _sum_over_layers(intermediates: Mapping, name: str) -> Float[Array, ""]:
-    # A sown value is the first entry of a tuple under its name; `health` has an `auxiliary_loss`
-    # of its own, deeper down, which is not what is summed.
-    leaves = [
-        value
-        for path, value in jax.tree_util.tree_leaves_with_path(intermediates)
-        if getattr(path[-2], "key", None) == name
-    ]
-    return sum((jnp.sum(leaf) for leaf in leaves), jnp.zeros((), jnp.float32))
+def _dropped_tokens(intermediates: Mapping, batch: Batch) -> dict[str, Float[Array, ""]]:
+    """Count tokens that met a full expert, over all MoE layers."""
+    sides = {"encoder": "encoder_input_tokens", "decoder": "decoder_target_tokens"}
+    counts = {key: jnp.zeros(()) for key in ("routed_tokens", "dropped_first", "dropped_second")}
+    for place, health in layer_health(intermediates).items():
+        tokens = jnp.sum(batch[sides[place.split("/")[0]]] > 0).astype(jnp.float32)
+        dropped_first = jnp.sum(health["fraction_dropped_first"])
+        dropped_second = jnp.sum(health["fraction_dropped_second"])
+        layers = health["fraction_dropped_first"].size
+        counts["routed_tokens"] += tokens * layers
+        counts["dropped_first"] += tokens * dropped_first
+        counts["dropped_second"] += tokens * dropped_second
+    return counts
 
 
 def _correct(

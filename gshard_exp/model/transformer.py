@@ -1,5 +1,7 @@
 """The encoder-decoder Transformer, assembled from a pattern of blocks (paper section 2)."""
 
+from collections.abc import Mapping
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_one_of, require_within
 from gshard_exp.model.layers import (
+    DecodePositions,
     Dropout,
     Embedding,
     FeedForward,
@@ -86,8 +89,15 @@ class DecoderBlock(nn.Module):
     dropout_rate: float
 
     def __post_init__(self) -> None:
-        """Refuse rates that leave nothing."""
+        """Refuse rates that leave nothing, and routing that sees the future."""
         require_within(self, 0.0, 1.0, "dropout_rate")
+        if isinstance(self.ffn, MoeLayer) and self.ffn.gating.looks_ahead:
+            raise SettingError(
+                f"{type(self.ffn.gating).__name__} routes a token by those behind it, which a "
+                "causal decoder must not see.",
+                settings=("ffn.gating", "ffn"),
+                hint="Use it in the encoder only; here let tokens choose, in order of position.",
+            )
         super().__post_init__()
 
     @nn.compact
@@ -96,21 +106,27 @@ class DecoderBlock(nn.Module):
         x_BLM: Float[Array, "B L M"],
         *,
         memory: Float[Array, "B K M"],
-        mask: Bool[Array, "B L L"],
+        mask: Bool[Array, "B L L"] | None,
         memory_mask: Bool[Array, "B L K"],
         valid: Bool[Array, "B L"],
         rows: Int[Array, " B"],
         deterministic: bool,
+        decode: bool = False,
+        keep_memory: bool = False,
     ) -> Float[Array, "B L M"]:
-        """Apply the block; shapes and dtype stay."""
+        """Apply the block; shapes and dtype stay.
+
+        `decode` and `keep_memory`: see `Transformer.decode`.
+        """
         how = {"rows": rows, "deterministic": deterministic}
         normed = RmsNorm(name="attention_norm")(x_BLM)
-        y = self.attention(normed, normed, mask=mask, **how)
+        y = self.attention(normed, normed, mask=mask, cache="append" if decode else None, **how)
         x_BLM = x_BLM + Dropout(self.dropout_rate, name="attention_dropout")(y, **how)
         normed = RmsNorm(name="cross_attention_norm")(x_BLM)
-        y = self.cross_attention(normed, memory, mask=memory_mask, **how)
+        cache = "keep" if keep_memory else None
+        y = self.cross_attention(normed, memory, mask=memory_mask, cache=cache, **how)
         x_BLM = x_BLM + Dropout(self.dropout_rate, name="cross_attention_dropout")(y, **how)
-        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, **how)
+        y = self.ffn(RmsNorm(name="ffn_norm")(x_BLM), valid=valid, decode=decode, **how)
         x_BLM = x_BLM + Dropout(self.dropout_rate, name="ffn_dropout")(y, **how)
         return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
 
@@ -119,12 +135,12 @@ class _Period(nn.Module):
     """One repetition of a stack's pattern, in the form that a scan wants."""
 
     blocks: tuple[EncoderBlock | DecoderBlock, ...]
-    deterministic: bool
+    how: Mapping[str, bool]
 
     @nn.compact
     def __call__(self, x_BLM, inputs):
         for block in self.blocks:
-            x_BLM = block(x_BLM, deterministic=self.deterministic, **inputs)
+            x_BLM = block(x_BLM, **self.how, **inputs)
         return x_BLM, None
 
 
@@ -166,8 +182,8 @@ class Stack(nn.Module):
         return self.num_layers // len(self.pattern)
 
     @nn.compact
-    def __call__(self, x_BLM: Float[Array, "B L M"], inputs: dict, *, deterministic: bool):
-        """Apply all blocks. `inputs` are the keyword arguments of every block."""
+    def __call__(self, x_BLM: Float[Array, "B L M"], inputs: dict, **how: bool):
+        """Apply all blocks. `inputs` and `how` are the keyword arguments of every block."""
         period = _Period
         if self.remat != "none":
             # A loop keeps XLA from merging the recomputation with the first computation; where no
@@ -179,16 +195,14 @@ class Stack(nn.Module):
             )
         scanned = nn_partitioning.scan_with_axes(
             period,
-            variable_axes={"params": 0, "intermediates": 0},
+            variable_axes={"params": 0, "intermediates": 0, "cache": 0},
             split_rngs={"params": True, "dropout": True, "routing": True},
             in_axes=nn.broadcast,
             length=self.repeats,
             unroll=self.unroll,
             axis_name=axes.LAYERS,
         )
-        x_BLM, _ = scanned(blocks=tuple(self.pattern), deterministic=deterministic, name="layers")(
-            x_BLM, inputs
-        )
+        x_BLM, _ = scanned(blocks=tuple(self.pattern), how=how, name="layers")(x_BLM, inputs)
         return x_BLM
 
 
@@ -228,6 +242,7 @@ class Transformer(nn.Module):
         self.encoder_norm = RmsNorm()
         self.decoder_norm = RmsNorm()
         self.input_dropout = Dropout(self.dropout_rate)
+        self.decode_positions = DecodePositions()
 
     def __call__(
         self,
@@ -308,21 +323,57 @@ class Transformer(nn.Module):
         decoder_positions: Int[Array, "B L"] | None = None,
         rows: Int[Array, " B"] | None = None,
         enable_dropout: bool = True,
+        decode: bool = False,
+        keep_memory: bool = False,
+        decoder_mask: Bool[Array, "B L T"] | None = None,
     ) -> Float[Array, "B L V"]:
-        """Score target positions given an encoded source; arguments as in `__call__`."""
+        """Score target positions given an encoded source; arguments as in `__call__`.
+
+        With `decode`, step by step with the collection `cache`, which has to be mutable: a first
+        call, of the shape of all targets, makes it; each later call takes the next L tokens and
+        attends to them and those before (`MultiHeadAttention`). Rows are not packed then.
+
+        Args:
+            encoded: not looked at in later calls with `keep_memory`; only its shape counts.
+            encoder_segment_ids: 0 is padding.
+            decoder_input_tokens: targets shifted right, or the next of them.
+            decoder_segment_ids: 0 is padding.
+            decoder_positions: with `decode` the default goes on from the call before.
+            rows: as in `__call__`.
+            enable_dropout: as in `__call__`.
+            decode: see above.
+            keep_memory: with `decode`, compute the keys and values of the encoder's output in the
+                first call only. n times the rows of `encoded` may then be decoded, n consecutive
+                ones with the same source. Without it they are computed in every call (as t5x
+                does, whose first call sees no real source).
+            decoder_mask: with `decode`, which of the T slots of the cache each token attends to;
+                default: those up to its own.
+        """
         how = _how(rows, decoder_input_tokens, enable_dropout)
+        inputs = {"memory": encoded, "valid": decoder_segment_ids > 0, "rows": how["rows"]}
+        if decode:
+            if decoder_positions is None:
+                decoder_positions = self.decode_positions(decoder_input_tokens)
+            inputs["mask"] = decoder_mask
+            folded = decoder_input_tokens.size // encoder_segment_ids.shape[0]
+            inputs["memory_mask"] = jnp.broadcast_to(
+                encoder_segment_ids[:, None, :] > 0,
+                (encoder_segment_ids.shape[0], folded, encoder_segment_ids.shape[1]),
+            )
+        else:
+            length = decoder_input_tokens.shape[1]
+            same = _same_segment(decoder_segment_ids, decoder_segment_ids)
+            causal = jnp.tril(jnp.ones((length, length), dtype=bool))
+            inputs["mask"] = same & causal[None, :, :]
+            inputs["memory_mask"] = _same_segment(decoder_segment_ids, encoder_segment_ids)
         x_BLM = self._embed(self.target_embedding, decoder_input_tokens, decoder_positions, **how)
-        length = decoder_input_tokens.shape[1]
-        causal = jnp.tril(jnp.ones((length, length), dtype=bool))
-        same = _same_segment(decoder_segment_ids, decoder_segment_ids)
-        inputs = {
-            "memory": encoded,
-            "mask": same & causal[None, :, :],
-            "memory_mask": _same_segment(decoder_segment_ids, encoder_segment_ids),
-            "valid": decoder_segment_ids > 0,
-            "rows": how["rows"],
-        }
-        x_BLM = self.decoder(x_BLM, inputs, deterministic=how["deterministic"])
+        x_BLM = self.decoder(
+            x_BLM,
+            inputs,
+            deterministic=how["deterministic"],
+            decode=decode,
+            keep_memory=keep_memory,
+        )
         return self.target_embedding.logits(self.decoder_norm(x_BLM))
 
     def _embed(self, embedding, tokens, positions, *, rows, deterministic):

@@ -1,23 +1,30 @@
-"""Count what a gating does otherwise than Algorithm 1 on the same logits."""
+"""Count what gatings do otherwise than Algorithm 1 on the same logits and the same coins."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from gshard_exp.moe.gating import Gating, Top2Gating
-from gshard_exp.moe.queues import one_hot
+from gshard_exp.moe.gating import Top2Gating
+from gshard_exp.moe.routing import Gating
 
 
 @dataclasses.dataclass(frozen=True)
 class Audited:
-    """A gating with the capacity factor that goes with it."""
+    """A gating with the capacity factor that goes with it; None is dropless."""
 
     gating: Gating
-    capacity_factor: float = 1.0
+    capacity_factor: float | None = 1.0
+
+    def capacity(self, group_size: int, num_experts: int) -> int | None:
+        """Return C, or None without a capacity."""
+        if self.capacity_factor is None:
+            return None
+        return self.gating.capacity(group_size, num_experts, self.capacity_factor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,23 +34,25 @@ class AuditRow:
     Attributes:
         gating: its name.
         batch: its name.
-        capacity: C of the gating for this batch.
+        capacity: C of the gating for this batch; None without a capacity.
         tokens: all of them.
         routed_differently: tokens that are held by a set of experts other than in Algorithm 1.
         gained: tokens that an expert holds which does not in Algorithm 1.
         lost: tokens that an expert does not hold which does in Algorithm 1.
+        overflowed: tokens that an expert had no slot for.
         left_behind: tokens that no expert holds.
         weighed_differently: tokens held by the same experts with other weights.
-        auxiliary_loss: E^2 times line (13) as the gating counts it, mean over groups.
+        auxiliary_loss: E^2 times `Routing.aux_loss`, mean over groups.
     """
 
     gating: str
     batch: str
-    capacity: int
+    capacity: int | None
     tokens: int
     routed_differently: int
     gained: int
     lost: int
+    overflowed: int
     left_behind: int
     weighed_differently: int
     auxiliary_loss: float
@@ -51,19 +60,23 @@ class AuditRow:
 
 @dataclasses.dataclass(frozen=True)
 class AuditBatch:
-    """Logits of some groups and the coins of their tokens."""
+    """Logits of some groups, and random numbers of their tokens for each expert.
+
+    A gating that asks for one number a token, a coin, gets that of expert 0.
+    """
 
     logits: Float[Array, "G S E"]
-    uniform: Float[Array, "G S"]
+    uniform: Float[Array, "G S E"]
 
 
 class _Outcome(NamedTuple):
     """What the layer's output depends on, by expert and not by choice, and what the row tells."""
 
-    held: Bool[Array, "G S E"]
-    weight: Float[Array, "G S E"]
-    aux_loss: Float[Array, " G"]
-    capacity: int
+    held: Bool[np.ndarray, "G S E"]
+    weight: Float[np.ndarray, "G S E"]
+    overflowed: Bool[np.ndarray, "G S"]
+    aux_loss: Float[np.ndarray, " G"]
+    capacity: int | None
 
 
 def audit(
@@ -71,29 +84,32 @@ def audit(
 ) -> list[AuditRow]:
     """Compare gatings with Algorithm 1 at the paper's capacity, as in training.
 
-    Every gating sees the same logits and the same coins. Where tokens differ is decided by the
-    experts that hold them and by the weights; the order of choices and the slots do not count,
-    since the layer's output does not depend on them.
+    Where tokens differ is decided by the experts that hold them and by the weights; the order of
+    choices and the slots do not count, since the layer's output does not depend on them.
 
     Args:
         gatings: by the names that the rows bear.
-        batches: by the names that the rows bear, see `audit_batches`.
+        batches: by the names that the rows bear, of one shape; see `audit_batches`.
         tolerance: weights that differ by less are the same.
 
     Returns:
         A row for each batch and gating, the batches in order and each gating in order.
     """
-    rows = []
-    for batch_name, batch in batches.items():
-        paper = _outcome(batch, Audited(Top2Gating()))
-        for name, audited in gatings.items():
-            outcome = _outcome(batch, audited)
-            rows.append(_row(name, batch_name, outcome, paper, tolerance))
-    return rows
+    outcomes = {
+        audited: dict(_outcomes(batches, audited))
+        for audited in {Audited(Top2Gating()): None} | dict.fromkeys(gatings.values())
+    }
+    return [
+        _row(
+            name, batch, outcomes[audited][batch], outcomes[Audited(Top2Gating())][batch], tolerance
+        )
+        for batch in batches
+        for name, audited in gatings.items()
+    ]
 
 
 def audit_batches(
-    key: jax.Array, groups: int, group_size: int, num_experts: int
+    seed: int, groups: int, group_size: int, num_experts: int
 ) -> dict[str, AuditBatch]:
     """Make batches that bring out the differences.
 
@@ -102,52 +118,82 @@ def audit_batches(
         more; "crowded", every first choice is expert 0; "sure", the logits times 8, so that most
         second choices have almost no weight; "equal", all gates the same.
     """
-    logits_key, coin_key = jax.random.split(key)
+    rng = np.random.default_rng(seed)
     shape = (groups, group_size, num_experts)
-    logits_GSE = jax.random.normal(logits_key, shape)
-    uniform_GS = jax.random.uniform(coin_key, shape[:2])
-    liked_GSE = jnp.broadcast_to(jnp.linspace(1, 0, num_experts), shape)
-    first_GSE = jnp.zeros(shape).at[..., 0].set(9.0)
+    logits_GSE = rng.normal(size=shape).astype(np.float32)
+    uniform_GSE = rng.random(shape, np.float32)
+    first_GSE = np.zeros(shape, np.float32)
+    first_GSE[..., 0] = 9
     made = {
         "random": logits_GSE,
-        "skewed": logits_GSE + 2 * liked_GSE,
+        "skewed": logits_GSE + np.linspace(2, 0, num_experts, dtype=np.float32),
         "crowded": logits_GSE + first_GSE,
         "sure": 8 * logits_GSE,
-        "equal": jnp.zeros(shape),
+        "equal": np.zeros(shape, np.float32),
     }
-    return {name: AuditBatch(logits, uniform_GS) for name, logits in made.items()}
+    return {name: AuditBatch(jnp.asarray(x), jnp.asarray(uniform_GSE)) for name, x in made.items()}
 
 
-def _outcome(batch: AuditBatch, audited: Audited) -> _Outcome:
-    _, group_size, num_experts = batch.logits.shape
-    gating = audited.gating
-    capacity = gating.capacity(group_size, num_experts, audited.capacity_factor)
-    valid_GS = jnp.ones(batch.logits.shape[:2], bool)
-    routing = jax.jit(gating, static_argnums=2)(batch.logits, valid_GS, capacity, batch.uniform)
-    held_GSE = jnp.zeros(batch.logits.shape, bool)
-    weight_GSE = jnp.zeros(batch.logits.shape, jnp.float32)
-    for choice in range(gating.num_choices):
-        hot_GSE = one_hot(routing.expert[..., choice], num_experts)
-        held_GSE |= hot_GSE & routing.kept[..., choice, None]
-        weight_GSE += jnp.where(hot_GSE, routing.weight[..., choice, None], 0.0)
-    return _Outcome(held_GSE, weight_GSE, routing.aux_loss, capacity)
+def _outcomes(
+    batches: Mapping[str, AuditBatch], audited: Audited
+) -> Iterator[tuple[str, _Outcome]]:
+    """Route all batches at once.
+
+    Not compiled as a whole: single operations are compiled once for all gatings.
+    """
+    gating, (num_groups, group_size, num_experts) = audited.gating, _shape(batches)
+    capacity = audited.capacity(group_size, num_experts)
+    logits_GSE = jnp.concatenate([batch.logits for batch in batches.values()])
+    uniform = jnp.concatenate([batch.uniform for batch in batches.values()])
+    shape = gating.noise_shape(num_experts)
+    if shape is None:
+        uniform = None
+    elif shape == ():
+        uniform = uniform[..., 0]
+    valid_GS = jnp.ones(logits_GSE.shape[:2], bool)
+    routing = jax.device_get(gating(logits_GSE, valid_GS, capacity or group_size, uniform))
+
+    # Every token names an expert once.
+    held_GSE = np.zeros(logits_GSE.shape, bool)
+    weight_GSE = np.zeros(logits_GSE.shape, np.float32)
+    np.put_along_axis(held_GSE, routing.expert, routing.kept, axis=-1)
+    np.put_along_axis(weight_GSE, routing.expert, routing.weight, axis=-1)
+    overflowed_GS = np.any(routing.attempted & ~routing.kept, axis=-1)
+    for index, name in enumerate(batches):
+        part = slice(index * num_groups, (index + 1) * num_groups)
+        yield (
+            name,
+            _Outcome(
+                held_GSE[part],
+                weight_GSE[part],
+                overflowed_GS[part],
+                routing.aux_loss[part],
+                capacity,
+            ),
+        )
+
+
+def _shape(batches: Mapping[str, AuditBatch]) -> tuple[int, ...]:
+    (shape,) = {batch.logits.shape for batch in batches.values()}
+    return shape
 
 
 def _row(name: str, batch: str, ours: _Outcome, paper: _Outcome, tolerance: float) -> AuditRow:
-    gained_GS = jnp.any(ours.held & ~paper.held, axis=-1)
-    lost_GS = jnp.any(paper.held & ~ours.held, axis=-1)
+    gained_GS = np.any(ours.held & ~paper.held, axis=-1)
+    lost_GS = np.any(paper.held & ~ours.held, axis=-1)
     moved_GS = gained_GS | lost_GS
-    other_GS = jnp.any(jnp.abs(ours.weight - paper.weight) > tolerance, axis=-1)
+    other_GS = np.any(np.abs(ours.weight - paper.weight) > tolerance, axis=-1)
     num_experts = ours.held.shape[-1]
     return AuditRow(
         gating=name,
         batch=batch,
         capacity=ours.capacity,
         tokens=moved_GS.size,
-        routed_differently=int(jnp.sum(moved_GS)),
-        gained=int(jnp.sum(gained_GS)),
-        lost=int(jnp.sum(lost_GS)),
-        left_behind=int(jnp.sum(~jnp.any(ours.held, axis=-1))),
-        weighed_differently=int(jnp.sum(other_GS & ~moved_GS)),
-        auxiliary_loss=num_experts**2 * float(jnp.mean(ours.aux_loss)),
+        routed_differently=int(np.sum(moved_GS)),
+        gained=int(np.sum(gained_GS)),
+        lost=int(np.sum(lost_GS)),
+        overflowed=int(np.sum(ours.overflowed)),
+        left_behind=int(np.sum(~np.any(ours.held, axis=-1))),
+        weighed_differently=int(np.sum(other_GS & ~moved_GS)),
+        auxiliary_loss=num_experts**2 * float(np.mean(ours.aux_loss)),
     )

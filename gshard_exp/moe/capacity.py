@@ -6,7 +6,9 @@ from typing import Literal, get_args
 
 from gshard_exp.errors import SettingError
 
-Rounding = Literal["ceil", "floor", "nearest", "floor_then_four", "ceil_per_choice"]
+Rounding = Literal[
+    "ceil", "floor", "nearest", "floor_then_four", "ceil_then_four", "ceil_per_choice"
+]
 ROUNDINGS: tuple[str, ...] = get_args(Rounding)
 
 
@@ -37,7 +39,8 @@ def slots_per_expert(
         minimum: the fewest slots, where S allows.
         rounding: of K * S / E * factor. "ceil"; "floor" (mesh-tensorflow); "nearest", halves to
             even (flaxformer); "floor_then_four", down, raised to `minimum`, then up to a multiple
-            of 4 (lingvo, praxis); "ceil_per_choice", K * ceil(S / E * factor) (fairseq).
+            of 4 (lingvo, praxis); "ceil_then_four", up, then up to a multiple of 4 (V-MoE);
+            "ceil_per_choice", K * ceil(S / E * factor) (fairseq).
 
     Raises:
         SettingError: factor is not a positive finite number, or S or E is below 1.
@@ -59,6 +62,7 @@ def slots_per_expert(
         "floor": math.floor(exact),
         "nearest": round(exact),
         "floor_then_four": 4 * math.ceil(Fraction(max(math.floor(exact), minimum), 4)),
+        "ceil_then_four": 4 * math.ceil(Fraction(math.ceil(exact), 4)),
         "ceil_per_choice": num_choices * math.ceil(of_choice),
     }[rounding]
     return min(max(whole, minimum), group_size)

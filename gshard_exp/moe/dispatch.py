@@ -1,8 +1,8 @@
 """Move tokens into the buffers of their experts and back, as einsums or by row index.
 
 Both classes do the same thing to 1e-5, in value and gradient. Both work within a group, so a mesh
-that splits the groups has nothing to communicate here; the all-to-all is the layer's, between
-x_GECM and x_EGCM.
+that splits the groups has nothing to communicate here; the all-to-all is that of
+`Experts.of_buffers`, between x_GECM and x_EGCM. `ragged.RaggedDispatch` has no buffers.
 
 A slot of a group is numbered by one integer, expert * C + slot, on a flat axis X = E * C. With E
 and C as two axes a TPU would pad the last one, C = 1..4 at E = 2048, to 128 lanes.
@@ -10,6 +10,7 @@ and C as two axes a TPU would pad the last one, C = 1..4 at E = 2048, to 128 lan
 Source: GShard (arXiv 2006.16668), Algorithm 2.
 """
 
+import abc
 import dataclasses
 from typing import Protocol
 
@@ -17,25 +18,43 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from gshard_exp.moe.gating import Routing
+from gshard_exp.moe.experts import Experts
+from gshard_exp.moe.routing import Routing
 
 
 class Dispatch(Protocol):
-    """What the MoE layer asks of a way of moving tokens."""
+    """What the MoE layer asks of a way of bringing tokens to their experts and back."""
 
+    def __call__(
+        self, x: Float[Array, "G S M"], routing: Routing, experts: Experts, capacity: int
+    ) -> Float[Array, "G S M"]:
+        """Return each token the weighted sum of its experts; 0 where no expert holds it."""
+        ...
+
+
+class BufferedDispatch(abc.ABC):
+    """Experts compute buffers of `capacity` slots for each group."""
+
+    def __call__(
+        self, x: Float[Array, "G S M"], routing: Routing, experts: Experts, capacity: int
+    ) -> Float[Array, "G S M"]:
+        """Return each token the weighted sum of its experts; 0 where no expert holds it."""
+        sent_GECM = self.dispatch(x, routing, experts.wi.shape[0], capacity)
+        return self.combine(experts.of_buffers(sent_GECM), routing)
+
+    @abc.abstractmethod
     def dispatch(
         self, x: Float[Array, "G S M"], routing: Routing, num_experts: int, capacity: int
     ) -> Float[Array, "G E C M"]:
         """Copy each token into the slots it was given; slots of nobody are 0."""
-        ...
 
+    @abc.abstractmethod
     def combine(self, y: Float[Array, "G E C M"], routing: Routing) -> Float[Array, "G S M"]:
         """Return each token the weighted sum of its slots; 0 where it has none."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
-class EinsumDispatch:
+class EinsumDispatch(BufferedDispatch):
     """Move tokens by multiplying with a one-hot matrix, as Algorithm 2 does.
 
     Takes 2 * G * S * E * C * M multiply-adds for a mask of G * S * E * C elements in the dtype of
@@ -76,7 +95,7 @@ class EinsumDispatch:
 
 
 @dataclasses.dataclass(frozen=True)
-class ScatterDispatch:
+class ScatterDispatch(BufferedDispatch):
     """Move tokens by row index: a scatter into the buffers, a gather out of them.
 
     Takes no arithmetic to speak of and no memory beyond the buffers and one copy of the tokens per

@@ -1,78 +1,36 @@
-"""Choose experts: pure functions from router logits to a `Routing`, no parameters and no mesh.
+"""Choose experts as Algorithm 1 does, or the best one: pure functions, no parameters and no mesh.
 
 Groups are independent of one another, and nothing here is larger than [G, S, E]: the [G, S, E, C]
 mask of Algorithm 2 belongs to one way of moving tokens, `dispatch.EinsumDispatch`.
 
 Source: GShard (arXiv 2006.16668), Algorithm 1, whose line numbers the comments cite; Switch
-Transformer (arXiv 2101.03961), section 2; ST-MoE (arXiv 2202.08906), equation 5.
+Transformer (arXiv 2101.03961), section 2.
 """
 
 import dataclasses
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from gshard_exp.errors import SettingError, require_one_of, require_positive
-from gshard_exp.moe.capacity import ROUNDINGS, Rounding, slots_per_expert
+from gshard_exp.errors import require_one_of, require_positive
+from gshard_exp.moe.capacity import Rounding, slots_per_expert
 from gshard_exp.moe.queues import by_gate, one_hot, queue, select
-
-ORDERS = ("position", "gate")
-
-
-class Routing(NamedTuple):
-    """Say where each token of each group goes, and with what weight it comes back.
-
-    Gradients reach the logits through `weight`, `probs` and `aux_loss` only; the other fields are
-    integers and booleans.
-
-    Attributes:
-        expert: the expert of each choice, in order of preference.
-        slot: the position of the choice in that expert's buffer; meaningful only where `kept`.
-        kept: the choice has a slot. A choice that is not kept contributes nothing, and a token none
-            of whose choices is kept passes by the residual connection alone.
-        weight: float32 combine weight, 0 where not kept.
-        probs: float32 softmax gates, 0 on padding tokens.
-        attempted: the choice asked for a slot: not padding, not rejected at random, and there was
-            an expert to ask. So `attempted & ~kept` is what overflowed.
-        aux_loss: the load-balancing loss of Algorithm 1 line (13), one per group.
-    """
-
-    expert: Int[Array, "G S K"]
-    slot: Int[Array, "G S K"]
-    kept: Bool[Array, "G S K"]
-    weight: Float[Array, "G S K"]
-    probs: Float[Array, "G S E"]
-    attempted: Bool[Array, "G S K"]
-    aux_loss: Float[Array, " G"]
-
-
-class Gating(Protocol):
-    """What the MoE layer asks of a gating function."""
-
-    @property
-    def num_choices(self) -> int:
-        """K, the number of experts a token may be sent to."""
-        ...
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C, the slots of one expert for the tokens of one group."""
-        ...
-
-    def __call__(
-        self,
-        logits: Float[Array, "G S E"],
-        valid: Bool[Array, "G S"],
-        capacity: int,
-        uniform: Float[Array, "G S"] | None,
-    ) -> Routing:
-        """Route every valid token."""
-        ...
+from gshard_exp.moe.routing import (
+    ORDERS,
+    Gating,
+    Order,
+    Routing,
+    check_capacity_rule,
+    gumbel,
+    load_balancing_loss,
+    masked_softmax,
+    normalized,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class Top2Gating:
+class Top2Gating(Gating):
     """Route each token to its two best experts: Algorithm 1, group-level top-2 gating.
 
     In this order, within each group: every first choice takes a position in its expert's queue, in
@@ -92,7 +50,8 @@ class Top2Gating:
 
     Attributes:
         second_choice: "random" tosses the coin of line (20); "all" never rejects a second choice,
-            not even one whose gate is 0.
+            not even one whose gate is 0; "sampled" draws the second expert itself, in proportion to
+            the gates of all but the first, and rejects none. In evaluation nothing is drawn.
         second_threshold: the coin keeps a second choice with probability g2 / threshold, surely
             from the threshold on. 0.5 is the paper's 2 * g2 > rnd. g2 is normalised as `normalize`
             says: if not before the drops, the coin sees the gate itself.
@@ -108,32 +67,41 @@ class Top2Gating:
             loss twice as large.
         order: tokens queue by "position", or by "gate": largest first gate first, for both
             choices (batch-prioritised). By gate, first choices too depend on the tokens behind
-            them (second ones always do), which a causal decoder should not allow.
+            them (second ones always do), which a decoder refuses.
         min_capacity: the fewest slots an expert has per group, however small S/E is.
         capacity_rounding: see `slots_per_expert`.
     """
 
     num_choices: ClassVar[int] = 2
-    second_choice: Literal["random", "all"] = "random"
+    second_choice: Literal["random", "all", "sampled"] = "random"
     second_threshold: float = 0.5
     rejected_choice: Literal["queues", "steps_aside"] = "queues"
     second_queue: Literal["attempted", "kept"] = "attempted"
     normalize: Literal["before_drops", "after_drops", "never"] = "before_drops"
     aux_counts: Literal["first", "all"] = "first"
-    order: Literal["position", "gate"] = "position"
+    order: Order = "position"
     min_capacity: int = 1
     capacity_rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
         """Refuse names and numbers without meaning."""
-        require_one_of(self, ("random", "all"), "second_choice")
+        require_one_of(self, ("random", "all", "sampled"), "second_choice")
         require_positive(self, "second_threshold")
         require_one_of(self, ("queues", "steps_aside"), "rejected_choice")
         require_one_of(self, ("attempted", "kept"), "second_queue")
         require_one_of(self, ("before_drops", "after_drops", "never"), "normalize")
         require_one_of(self, ("first", "all"), "aux_counts")
         require_one_of(self, ORDERS, "order")
-        _check_capacity(self)
+        check_capacity_rule(self)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """By gate, a token may lose its first slot to one behind it."""
+        return self.order == "gate"
+
+    def noise_shape(self, num_experts: int) -> tuple[int, ...] | None:
+        """Ask for one number a token for the coin, or one for each expert to sample by."""
+        return {"random": (), "sampled": (num_experts,), "all": None}[self.second_choice]
 
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = 2S/E * factor, see `slots_per_expert`. The paper's C has factor 1."""
@@ -151,7 +119,8 @@ class Top2Gating:
         logits: Float[Array, "G S E"],
         valid: Bool[Array, "G S"],
         capacity: int,
-        uniform: Float[Array, "G S"] | None,
+        uniform: Float[Array, "G S ..."] | None,
+        bias: None = None,
     ) -> Routing:
         """Route every valid token to at most two experts.
 
@@ -161,18 +130,21 @@ class Top2Gating:
             capacity: C, slots per (group, expert).
             uniform: rnd of line (17), drawn from U[0, 1) per token. The second expert is kept with
                 probability 2 * g2. None is for evaluation, where the paper says nothing: rnd = 0,
-                so the second expert is taken whenever there is a slot and its gate is not 0.
+                so the second expert is taken whenever there is a slot and its gate is not 0. Of
+                shape [G, S, E] where the second choice is "sampled".
+            bias: not used.
 
         Returns:
             The routing, with K = 2.
         """
+        del bias
         num_experts = logits.shape[-1]
         probs_GSE = masked_softmax(logits, valid)
         # (6) and (16): top2. -1 is below every gate, so a first choice is never its own second,
         # even where all other gates have underflowed to 0.
         expert1_GS = jnp.argmax(probs_GSE, axis=-1)
         chosen1_GSE = one_hot(expert1_GS, num_experts)
-        expert2_GS = jnp.argmax(jnp.where(chosen1_GSE, -1.0, probs_GSE), axis=-1)
+        expert2_GS = self._second(probs_GSE, chosen1_GSE, uniform)
         has_second_GS = valid if num_experts > 1 else jnp.zeros_like(valid)
         chosen1_GSE &= valid[..., None]
         chosen2_GSE = one_hot(expert2_GS, num_experts) & has_second_GS[..., None]
@@ -180,7 +152,7 @@ class Top2Gating:
         gate_GSK = jnp.stack([select(chosen1_GSE, probs_GSE), select(chosen2_GSE, probs_GSE)], -1)
         order_GS = by_gate(gate_GSK[..., 0]) if self.order == "gate" else None
         if self.normalize == "before_drops":
-            gate_GSK = _normalized(gate_GSK)  # (6), (16)
+            gate_GSK = normalized(gate_GSK)  # (6), (16)
 
         # (7)-(11). The queue grows by choices that find no slot too.
         nobody_GE = jnp.zeros_like(chosen1_GSE[:, 0], jnp.int32)
@@ -203,7 +175,7 @@ class Top2Gating:
         kept_GSK = attempted_GSK & (slot_GSK < capacity)
         weight_GSK = jnp.where(kept_GSK, gate_GSK, 0.0)
         if self.normalize == "after_drops":
-            weight_GSK = _normalized(weight_GSK)
+            weight_GSK = normalized(weight_GSK)
         counted_GE = count1_GE
         if self.aux_counts == "all":
             counted_GE += jnp.sum(chosen2_GSE, axis=1, dtype=jnp.int32)
@@ -217,9 +189,22 @@ class Top2Gating:
             aux_loss=load_balancing_loss(probs_GSE, counted_GE, valid),  # (13)
         )
 
+    def _second(
+        self,
+        probs: Float[Array, "G S E"],
+        first: Bool[Array, "G S E"],
+        uniform: Float[Array, "G S ..."] | None,
+    ) -> Int[Array, "G S"]:
+        if self.second_choice != "sampled" or uniform is None:
+            return jnp.argmax(jnp.where(first, -1.0, probs), axis=-1)
+        # The largest of log p + Gumbel noise is a draw from p. The mask is below all of them.
+        tiny = jnp.finfo(jnp.float32).tiny
+        drawn_GSE = jnp.log(jnp.maximum(probs, tiny)) + gumbel(uniform)
+        return jnp.argmax(jnp.where(first, 3 * jnp.log(tiny), drawn_GSE), axis=-1)
+
 
 @dataclasses.dataclass(frozen=True)
-class Top1Gating:
+class Top1Gating(Gating):
     """Route each token to its best expert: Switch Transformer, section 2.1.
 
     The combine weight is the softmax gate itself, not normalised, so that the router learns from
@@ -237,14 +222,19 @@ class Top1Gating:
     """
 
     num_choices: ClassVar[int] = 1
-    order: Literal["position", "gate"] = "position"
+    order: Order = "position"
     min_capacity: int = 1
     capacity_rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
         """Refuse names and numbers without meaning."""
         require_one_of(self, ORDERS, "order")
-        _check_capacity(self)
+        check_capacity_rule(self)
+
+    @property
+    def looks_ahead(self) -> bool:
+        """By gate, a token may lose its first slot to one behind it."""
+        return self.order == "gate"
 
     def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
         """Return C = S/E * factor, see `slots_per_expert`. Switch's equation 3."""
@@ -262,7 +252,8 @@ class Top1Gating:
         logits: Float[Array, "G S E"],
         valid: Bool[Array, "G S"],
         capacity: int,
-        uniform: Float[Array, "G S"] | None = None,
+        uniform: None = None,
+        bias: None = None,
     ) -> Routing:
         """Route every valid token to at most one expert.
 
@@ -271,11 +262,12 @@ class Top1Gating:
             valid: False on padding tokens, whose logits may be anything, NaN included.
             capacity: C, slots per (group, expert).
             uniform: not used, nothing here is random.
+            bias: not used.
 
         Returns:
             The routing, with K = 1.
         """
-        del uniform
+        del uniform, bias
         probs_GSE = masked_softmax(logits, valid)
         expert_GS = jnp.argmax(probs_GSE, axis=-1)
         chosen_GSE = one_hot(expert_GS, logits.shape[-1]) & valid[..., None]
@@ -293,61 +285,3 @@ class Top1Gating:
             attempted=valid[..., None],
             aux_loss=load_balancing_loss(probs_GSE, count_GE, valid),
         )
-
-
-def _check_capacity(gating: Top1Gating | Top2Gating) -> None:
-    require_one_of(gating, ROUNDINGS, "capacity_rounding")
-    if gating.min_capacity < 1:
-        raise SettingError(
-            f"min_capacity={gating.min_capacity}: an expert needs at least 1 slot per group.",
-            settings=("min_capacity",),
-        )
-
-
-def _normalized(gate: Float[Array, "G S K"]) -> Float[Array, "G S K"]:
-    """Divide by the sum over choices; a token without any stays 0, in its gradient as well."""
-    total_GS1 = jnp.sum(gate, axis=-1, keepdims=True)
-    return gate / jnp.where(total_GS1 > 0, total_GS1, 1.0)
-
-
-def router_z_loss(logits: Float[Array, "G S E"], valid: Bool[Array, "G S"]) -> Float[Array, " G"]:
-    """Return the mean over valid tokens of log(sum_e exp(logit_e))^2, per group, in float32.
-
-    Keeps router logits small. Source: ST-MoE, equation 5. A group without valid tokens has 0.
-    """
-    logits_GSE = jnp.where(valid[..., None], logits.astype(jnp.float32), 0.0)
-    log_z_GS = jax.nn.logsumexp(logits_GSE, axis=-1)
-    total_G = jnp.sum(jnp.where(valid, jnp.square(log_z_GS), 0.0), axis=1)
-    return total_G / jnp.maximum(jnp.sum(valid, axis=1), 1)
-
-
-def masked_softmax(
-    logits: Float[Array, "G S E"], valid: Bool[Array, "G S"]
-) -> Float[Array, "G S E"]:
-    """Softmax over experts in float32, 0 on padding tokens. Algorithm 1 line (2).
-
-    Logits are masked before the softmax as well, so that NaN in a padding token stays out of the
-    gradient.
-    """
-    logits_GSE = jnp.where(valid[..., None], logits.astype(jnp.float32), 0.0)
-    return jnp.where(valid[..., None], jax.nn.softmax(logits_GSE, axis=-1), 0.0)
-
-
-def load_balancing_loss(
-    probs: Float[Array, "G S E"], count: Int[Array, "G E"], valid: Bool[Array, "G S"]
-) -> Float[Array, " G"]:
-    """Return (1/E) sum_e (c_e / S) m_e per group: Algorithm 1 lines (3) and (13).
-
-    The gradient goes through the mean gates m_e; the counts c_e are constants. At an even load it
-    is 1/E^2. Public code has E^2 times this, which is 1 at an even load; the coefficient in the
-    configuration has to make up for that.
-
-    Args:
-        probs: gates, 0 on padding tokens.
-        count: first choices per expert, overflow included; second ones too where asked for.
-        valid: S is the number of valid tokens of the group; a group without has loss 0.
-    """
-    size_G = jnp.maximum(jnp.sum(valid, axis=1), 1).astype(jnp.float32)
-    mean_GE = jnp.sum(probs, axis=1) / size_G[:, None]
-    fraction_GE = count.astype(jnp.float32) / size_G[:, None]
-    return jnp.mean(fraction_GE * mean_GE, axis=-1)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from gshard_exp.moe.gating import Routing
+from gshard_exp.moe.routing import Routing
 
 
 def router_health(
-    routing: Routing, valid: Bool[Array, "G S"], capacity: int
+    routing: Routing, valid: Bool[Array, "G S"], capacity: int | None
 ) -> dict[str, Float[Array, ""] | Float[Array, " E"]]:
     """Return the health metrics of one MoE layer, as plain float32 means over the batch.
 
@@ -25,13 +25,14 @@ def router_health(
     Args:
         routing: what the gating function returned for all groups of the batch.
         valid: False on padding tokens, which count nowhere below.
-        capacity: C, slots per (group, expert).
+        capacity: C, slots per (group, expert). None: no slot that no token asked for.
 
     Returns:
         expert_load: [E], share of all choices that asked for a slot, sums to 1.
         max_over_mean_load: largest entry of `expert_load` over the mean, 1 (even) to E.
         unused_experts: number of experts that received no token of the batch.
-        expert_usage: fraction of all G * E * C slots that hold a token (mean over slots).
+        expert_usage: fraction of all G * E * C slots that hold a token (mean over slots); 1 without
+            a capacity.
         fraction_dropped_first: fraction of valid tokens whose first choice overflowed (mean).
         fraction_dropped_second: fraction of valid tokens whose second choice overflowed (mean).
         fraction_rejected_second: fraction of valid tokens whose second choice was rejected at
@@ -57,10 +58,12 @@ def router_health(
     else:
         dropped_second = rejected_second = jnp.zeros((), jnp.float32)
 
-    attempted_E = _count_per_expert(routing, routing.attempted, num_experts)
+    attempted_E = count_per_expert(routing, routing.attempted, num_experts)
     load_E = attempted_E / jnp.maximum(jnp.sum(attempted_E), 1.0)
-    kept_E = _count_per_expert(routing, routing.kept, num_experts)
-    num_slots = valid.shape[0] * num_experts * capacity
+    kept_E = count_per_expert(routing, routing.kept, num_experts)
+    num_slots = jnp.maximum(jnp.sum(kept_E), 1.0)
+    if capacity is not None:
+        num_slots = valid.shape[0] * num_experts * capacity
     return {
         "expert_load": load_E,
         "max_over_mean_load": jnp.max(load_E) * num_experts,
@@ -76,7 +79,7 @@ def router_health(
     }
 
 
-def _count_per_expert(
+def count_per_expert(
     routing: Routing, which: Bool[Array, "G S K"], num_experts: int
 ) -> Float[Array, " E"]:
     """Count the marked choices of each expert over all groups. float32 is exact to 2^24."""

@@ -47,6 +47,26 @@ def queue(
     return position_GS, ahead + last_GE
 
 
+def queue_in_turn(
+    expert: Int[Array, "G S K"],
+    valid: Bool[Array, "G S"],
+    num_experts: int,
+    order: Int[Array, "G S"] | None = None,
+) -> tuple[Int[Array, "G S K"], Int[Array, "G E"]]:
+    """Queue all first choices, then all second choices behind them, and so on.
+
+    Returns:
+        The positions, and the number standing before each expert: all choices of valid tokens.
+    """
+    slots = []
+    ahead_GE = jnp.zeros((expert.shape[0], num_experts), jnp.int32)
+    for choice in range(expert.shape[-1]):
+        chosen_GSE = one_hot(expert[..., choice], num_experts) & valid[..., None]
+        slot_GS, ahead_GE = queue(chosen_GSE, ahead_GE, order)
+        slots.append(slot_GS)
+    return jnp.stack(slots, axis=-1), ahead_GE
+
+
 def by_gate(gate: Float[Array, "G S"]) -> Int[Array, "G S"]:
     """Return the tokens of each group by descending gate, equals in token order.
 

@@ -20,26 +20,15 @@ torus.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from gshard_exp.plan.topology import Chip, Topology
+from gshard_exp.sharding import figure9
 
 MIB = 2**20
 LINK_SHARE = 0.4
 LATENCY = 20e-6  # seconds that no collective is faster than
 
-# Microseconds, digitised from Figure 9 of the paper (2 %), by MB a core and number of cores.
-FIGURE_9_CORES = (16, 32, 64, 128, 256, 512, 1024, 2048)
-FIGURE_9: Mapping[str, Mapping[int, Sequence[float]]] = {
-    "all-to-all": {
-        8: (285, 295, 548, 732, 1227, 1295, 2416, 2364),
-        32: (1106, 1149, 2189, 2589, 4984, 5095, 10346, 10631),
-    },
-    "all-reduce": {
-        8: (284, 170, 234, 175, 274, 185, 210, 212),
-        32: (1133, 617, 921, 554, 952, 589, 529, 609),
-    },
-}
 _HALF_AN_ALL_REDUCE = ("all-gather", "reduce-scatter", "collective-broadcast")
 
 
@@ -64,7 +53,13 @@ def seconds(kind: str, size: int, group: int, topology: Topology) -> float | Non
     if kind == "collective-permute":
         return max(LATENCY, size / (LINK_SHARE * chip.link_bandwidth))
     share = 0.5 if kind in _HALF_AN_ALL_REDUCE else 1.0
-    known = kind if kind in FIGURE_9 else "all-reduce" if share < 1 else "all-to-all"
+    known = (
+        kind
+        if kind in ("all-to-all", "all-reduce")
+        else "all-reduce"
+        if share < 1
+        else "all-to-all"
+    )
     measured = topology.name.startswith("v3:")
     whole = _figure_9(known, size, cores) if measured else _torus(known, size, cores, topology)
     return max(LATENCY, share * whole)
@@ -72,28 +67,26 @@ def seconds(kind: str, size: int, group: int, topology: Topology) -> float | Non
 
 def _figure_9(kind: str, size: int, cores: int) -> float:
     """Interpolate the published times; beyond 2048 cores an all-to-all grows with their root."""
-    small, large = (_at(cores, FIGURE_9[kind][mega]) for mega in (8, 32))
-    megabytes = size / MIB
-    if megabytes <= 8:
-        micros = small * megabytes / 8
-    elif megabytes >= 32:
-        micros = large * megabytes / 32
+    known = figure9.published()
+    few, many = 8 * MIB, 32 * MIB
+    small, large = (_at(cores, known[kind, bytes_]) for bytes_ in (few, many))
+    if size <= few:
+        spent = small * size / few
+    elif size >= many:
+        spent = large * size / many
     else:
-        micros = small + (large - small) * (megabytes - 8) / 24
-    beyond = max(1.0, cores / FIGURE_9_CORES[-1]) ** 0.5 if kind == "all-to-all" else 1.0
-    return micros * 1e-6 * beyond
+        spent = small + (large - small) * (size - few) / (many - few)
+    beyond = max(1.0, cores / figure9.PARTITIONS[-1]) ** 0.5 if kind == "all-to-all" else 1.0
+    return spent * beyond
 
 
-def _at(cores: int, times: Sequence[float]) -> float:
+def _at(cores: int, times: Mapping[int, float]) -> float:
     """Interpolate between numbers of cores, both in logarithms; beyond them the last one."""
-    position = math.log2(cores / FIGURE_9_CORES[0])
-    if position <= 0:
-        return times[0]
-    if position >= len(times) - 1:
-        return times[-1]
-    below = int(position)
-    part = position - below
-    return times[below] ** (1 - part) * times[below + 1] ** part
+    if cores in times or not min(times) < cores < max(times):
+        return times[min(max(cores, min(times)), max(times))]
+    below = max(known for known in times if known < cores)
+    part = math.log2(cores / below)  # the next is twice as many
+    return times[below] ** (1 - part) * times[2 * below] ** part
 
 
 def _torus(kind: str, size: int, cores: int, topology: Topology) -> float:

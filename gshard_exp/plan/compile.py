@@ -22,12 +22,12 @@ from typing import Any
 
 import jax
 
-from gshard_exp import axes
 from gshard_exp.errors import SettingError
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.plan.topology import Topology, parse_topology, require_compiler, roomier
 from gshard_exp.sharding.mesh import MeshSpec
-from gshard_exp.sharding.rules import Rules, shard_shape
-from gshard_exp.train.experiment import Experiment, abstract_batch, check_layout
+from gshard_exp.sharding.rules import shard_shape
+from gshard_exp.train.experiment import Experiment, batch_on, check_layout
 from gshard_exp.train.state import StatePlan, plan_state
 from gshard_exp.train.step import partitioned_train_step
 
@@ -156,7 +156,7 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
     plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
     step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
     began = time.monotonic()
-    lowered = step.lower(plan.abstract, _batch(experiment, plan, experiment.rules))
+    lowered = step.lower(plan.abstract, batch_on(experiment, mesh))
     lower_seconds = time.monotonic() - began
     text, error, memory = "", "", {}
     began, began_cpu = time.monotonic(), time.process_time()
@@ -182,18 +182,6 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
         compile_cpu_seconds=cpu_seconds,
         versions=dict(_versions()),
     )
-
-
-def _batch(experiment: Experiment, plan: StatePlan, rules: Rules) -> dict:
-    names = (axes.BATCH, axes.LENGTH)
-    return {
-        key: jax.ShapeDtypeStruct(
-            leaf.shape,
-            leaf.dtype,
-            sharding=rules.sharding(names, shape=leaf.shape, mesh=plan.mesh, what=key),
-        )
-        for key, leaf in abstract_batch(experiment).items()
-    }
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -245,6 +233,7 @@ def fit_to(
     Raises:
         SettingError: the mesh does not have the machine's cores, or the batch no whole rows.
     """
+    seq2seq_model(experiment)
     spec, why = _mesh_for(experiment, topology, mesh)
     sizes = (spec.data, spec.expert, spec.model)
     filled = math.prod(n for n in sizes if n > 0)
@@ -274,6 +263,21 @@ def fit_to(
     )
 
 
+def seq2seq_model(experiment: Experiment) -> Seq2SeqModel:
+    """Return the model of an experiment that can be planned.
+
+    Raises:
+        SettingError: it is another kind of model.
+    """
+    if isinstance(experiment.model, Seq2SeqModel):
+        return experiment.model
+    raise SettingError(
+        "plans are for encoder-decoder models, whose useful operations are known.",
+        settings=("model",),
+        hint="gshard-exp inspect lists what a step of any model sends.",
+    )
+
+
 def _mesh_for(experiment: Experiment, topology: Topology, mesh: str) -> tuple[MeshSpec, str]:
     own = experiment.mesh
     if mesh not in ("auto", "file"):
@@ -294,7 +298,7 @@ def _mesh_for(experiment: Experiment, topology: Topology, mesh: str) -> tuple[Me
         )
     experts = [
         block.ffn.num_experts
-        for stack in (experiment.model.module.encoder, experiment.model.module.decoder)
+        for stack in experiment.model.stacks.values()
         for block in stack.pattern
         if hasattr(block.ffn, "num_experts")
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gshard_exp.plan import parts
-from gshard_exp.plan.compile import Program
+from gshard_exp.plan.compile import Program, seq2seq_model
 from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
 from gshard_exp.plan.schedule import largest_results
 from gshard_exp.plan.topology import Topology, parse_topology
@@ -123,24 +123,22 @@ def make_plan(
         layout: a sentence about mesh and batch, of `fit_to`.
         tokens: source tokens of a whole training.
     """
-    topology = parse_topology(program.topology)
+    topology, model = parse_topology(program.topology), seq2seq_model(experiment)
     module = hlo.parse(program.text) if program.text else None
     cost = None
     if module and not program.error:
         cost = estimate(
             module,
             topology,
-            sparse=frozenset(parts.sparse_blocks(experiment.model)),
+            sparse=frozenset(parts.sparse_blocks(model)),
             mesh=program.mesh,
         )
-    useful = useful_flops(
-        experiment.model, batch_size=experiment.batch_size, lengths=experiment.lengths
-    )
+    useful = useful_flops(model, batch_size=experiment.batch_size, lengths=experiment.lengths)
     return Plan(
         name=name,
         topology=topology,
         layout=layout,
-        params=totals(parameters(experiment.model)),
+        params=totals(parameters(model)),
         memory=_memory(program, topology),
         useful_flops=sum(useful.values()) / topology.cores,
         source_tokens=experiment.batch_size * experiment.lengths["inputs"],
@@ -194,12 +192,13 @@ def _advice(experiment: Experiment, program: Program) -> str:
     """Say what to change in an experiment that does not fit."""
     if not program.error:
         return ""
-    stacks = (experiment.model.module.encoder, experiment.model.module.decoder)
+    module = seq2seq_model(experiment).module
+    stacks = (module.encoder, module.decoder)
     tries = []
     if any(stack.remat != "full" for stack in stacks):
         tries.append('recompute activations: --gin.REMAT_POLICY="full"')
     tries.append(f"compute a batch in parts: --gin.NUM_MICROBATCHES={2 * experiment.microbatches}")
-    if experiment.model.module.dtype == "float32":
+    if module.dtype == "float32":
         tries.append('halve activations: --gin.ACTIVATION_DTYPE="bfloat16"')
     tries.append("split the optimizer's state: gin/sharding/zero1.gin with --mesh")
     return "; ".join(tries)

@@ -114,14 +114,14 @@ def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...],
     body = module.computations[line.called[0]]
     users: dict[str, list[Instruction]] = {}
     for inner in body:
-        for operand in inner.operands:
+        for operand in set(inner.operands):
             users.setdefault(operand, []).append(inner)
     shapes = {inner.name: inner.shapes for inner in body}
     for inner in body:
         if inner.opcode != "parameter" or not inner.text.isdigit():
             continue
         index, takers = int(inner.text), users.get(inner.name, [])
-        if takers and all(taker.opcode in _SLICES for taker in takers):
+        if takers and all(t.opcode in _SLICES and t.operands[0] == inner.name for t in takers):
             read[index] = sum(shape.bytes for taker in takers for shape in taker.shapes)
         elif len(takers) == 1 and takers[0].opcode == "dynamic-update-slice":
             # Updated in place: the rest is neither read nor written.

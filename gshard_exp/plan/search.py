@@ -13,6 +13,7 @@ from gshard_exp.errors import SettingError
 from gshard_exp.model.transformer import REMAT_POLICIES, Stack
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.plan.compile import seq2seq_model
 from gshard_exp.plan.plan import Plan
 from gshard_exp.plan.topology import Topology
 from gshard_exp.sharding.mesh import MeshSpec
@@ -98,7 +99,7 @@ def _remats(experiment: Experiment, topology: Topology) -> Iterator[Candidate]:
 
 
 def _stacks(experiment: Experiment) -> tuple[Stack, Stack]:
-    module = experiment.model.module
+    module = seq2seq_model(experiment).module
     return module.encoder, module.decoder
 
 
@@ -110,8 +111,7 @@ def _layers(experiment: Experiment) -> Iterator[MoeLayer]:
 
 
 def _with_stacks(experiment: Experiment, change: Callable[[Stack], Stack]) -> Experiment:
-    module = experiment.model.module
+    model = seq2seq_model(experiment)
+    module = model.module
     changed = module.clone(encoder=change(module.encoder), decoder=change(module.decoder))
-    return dataclasses.replace(
-        experiment, model=dataclasses.replace(experiment.model, module=changed)
-    )
+    return dataclasses.replace(experiment, model=dataclasses.replace(model, module=changed))

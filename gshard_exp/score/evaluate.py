@@ -68,7 +68,7 @@ class LossByLanguage:
             examples, batch_size=self.batch_size, lengths=self.lengths
         ):
             placed = to_mesh(batch, mesh, rules)
-            scores = _score(params, placed, model=model, mesh=mesh, rules=rules)
+            scores = score_batch(params, placed, model, mesh, rules)
             pending.append((rows, scores))
         for rows, scores in pending:
             for key, values in sums.items():
@@ -102,14 +102,14 @@ def summarise(languages: Sequence[str], sums: Mapping[str, np.ndarray]) -> dict[
     tokens = np.asarray(sums["target_tokens"])
     has = tokens > 0
     scalars: dict[str, float] = {"target_tokens": float(tokens.sum())}
-    thirds = np.arange(len(languages)) * len(GROUPS) // max(len(languages), 1)
+    groups = np.asarray([group_of(language, languages) for language in languages])
     for name, key in (("cross_ent_loss", "cross_ent_loss"), ("accuracy", "correct")):
         of_language = sums[key] / np.maximum(tokens, 1)
         scalars[name] = float(sums[key].sum() / max(tokens.sum(), 1))
         if has.any():
             scalars[f"{name}/macro"] = float(of_language[has].mean())
-        for index, group in enumerate(GROUPS):
-            members = has & (thirds == index)
+        for group in GROUPS:
+            members = has & (groups == group)
             if members.any():
                 scalars[f"{name}/{group}"] = float(of_language[members].mean())
         for language, value, present in zip(languages, of_language, has, strict=True):
@@ -118,8 +118,23 @@ def summarise(languages: Sequence[str], sums: Mapping[str, np.ndarray]) -> dict[
     return scalars
 
 
-@functools.partial(jax.jit, static_argnames=("model", "mesh", "rules"))
-def _score(params: Params, batch, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules):
+def group_of(language: str, languages: Sequence[str]) -> str:
+    """Return the resource group of a language, "unknown" if it is none of them.
+
+    Args:
+        language: code.
+        languages: ordered from high to low resource.
+    """
+    if language not in languages:
+        return "unknown"
+    return GROUPS[list(languages).index(language) * len(GROUPS) // len(languages)]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3, 4))
+def score_batch(
+    params: Params, batch: Mapping[str, jax.Array], model: Seq2SeqModel, mesh: Mesh, rules: Rules
+) -> dict[str, jax.Array]:
+    """Run `Seq2SeqModel.evaluate` on a mesh; compiled once for a shape."""
     with partitioning(mesh, rules):
         return model.evaluate(params, batch)
 

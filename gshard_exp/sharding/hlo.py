@@ -15,6 +15,8 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from gshard_exp.sharding.groups import Groups, read_groups
+
 _BYTES = {
     **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4"), 1),
     **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
@@ -109,15 +111,24 @@ class Collective:
         bytes: of one execution on one device: of operands or of results, whichever are more (an
             all-gather's result, a reduce-scatter's operand).
         times: executions.
-        group: devices that exchange with one another; 0 if the text does not say (all of them).
+        groups: devices that exchange with one another, by position in the program's order; empty
+            if the text does not say (all of them).
+        shapes: of the results on one device; without the operands that an asynchronous form
+            returns beside them.
         op_name: where it comes from.
     """
 
     kind: str
     bytes: int
     times: int
-    group: int
+    groups: Groups
+    shapes: tuple[Shape, ...]
     op_name: str
+
+    @property
+    def group(self) -> int:
+        """Number of devices in a group; 0 if the text does not say."""
+        return max(map(len, self.groups), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +211,9 @@ class Module:
         for line in lines:
             yield Execution(line, tuple(shapes.get(name, ()) for name in line.operands), times)
             trips = (self.trip_count(line) or 1) if line.opcode == "while" else 1
-            for name in line.called:
+            # Some versions print what an asynchronous start runs at its end too.
+            called = () if line.opcode in ("async-update", "async-done") else line.called
+            for name in called:
                 yield from self._walk(name, times * trips)
 
 
@@ -338,28 +351,18 @@ def _target(instruction: Instruction) -> str:
 
 def _collective(kind: str, execution: Execution) -> Collective:
     instruction = execution.instruction
-    sent = sum(shape.bytes for operand in execution.operands for shape in operand)
-    received = sum(shape.bytes for shape in instruction.shapes)
-    if instruction.opcode.endswith("-start") and len(instruction.shapes) > len(execution.operands):
-        received -= sent  # the result of an asynchronous start holds its operands too
+    operands = [shape for operand in execution.operands for shape in operand]
+    results = list(instruction.shapes)
+    if instruction.opcode.endswith("-start") and len(results) > len(operands):
+        # What an asynchronous start returns: its operands, then its results, then at times
+        # scalars that say where it stands.
+        results = results[len(operands) : 2 * len(operands)]
+    sent, received = (sum(shape.bytes for shape in side) for side in (operands, results))
     return Collective(
         kind,
         max(sent, received),
         execution.times,
-        _group_size(instruction.attributes),
+        read_groups(instruction.attributes),
+        tuple(results),
         instruction.op_name,
     )
-
-
-def _group_size(attributes: str) -> int:
-    """Read `{{0,1},{2,3}}`, `[groups,size]<=[...]` or `mesh['a'=2,'b'=4] {'b'}`."""
-    found = re.search(r"replica_groups=(.*?)(?:, \w+=|$)", attributes)
-    text = found.group(1) if found else ""
-    if listed := re.match(r"\{\{([\d,]*)\}", text):
-        return len(listed.group(1).split(","))
-    if tiled := re.match(r"\[(\d+),(\d+)\]<=", text):
-        return int(tiled.group(2))
-    if mesh := re.match(r"mesh\[(.*)\] \{(.*)\}", text):
-        sizes = {axis: int(size) for axis, size in re.findall(r"'([^']+)'=(\d+)", mesh.group(1))}
-        return math.prod(sizes[axis] for axis in re.findall(r"'([^']+)'", mesh.group(2)))
-    return 0

@@ -82,6 +82,11 @@ class MeshSpec:
             grid = np.asarray(chosen).reshape(sizes)
         return Mesh(grid, axes.MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
+    @property
+    def count(self) -> int:
+        """Number of devices; a size of -1 counts as 1."""
+        return math.prod(1 if n == FILL else n for n in (self.data, self.expert, self.model))
+
     def abstract(self) -> AbstractMesh:
         """Return the sizes alone, for checks that need no devices; -1 counts as 1."""
         sizes = (self.data, self.expert, self.model)
@@ -90,7 +95,7 @@ class MeshSpec:
     def _local_devices(self) -> list[jax.Device]:
         sizes = (self.data, self.expert, self.model)
         if FILL not in sizes:
-            _simulate_cpu_devices(math.prod(sizes))
+            simulate_cpu_devices(math.prod(sizes))
         if _computes_on_cpu():
             keep_freed_memory()
         # Not before the lines above: the question starts JAX, and with it its threads.
@@ -134,7 +139,7 @@ def _computes_on_cpu() -> bool:
     return not plugins and importlib.util.find_spec("libtpu") is None
 
 
-def _simulate_cpu_devices(count: int) -> None:
+def simulate_cpu_devices(count: int) -> None:
     """Ask JAX for `count` CPU devices, if it has not started; on other platforms it is ignored."""
     if count <= max(1, jax.config.jax_num_cpu_devices):
         return

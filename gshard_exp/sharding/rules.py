@@ -94,6 +94,11 @@ class Rules:
         """Return the number of parts that a mesh splits a logical axis into."""
         return math.prod(mesh.shape[axis] for axis in _as_tuple(dict(self.table)[name]))
 
+    def mesh_axes(self, names: Names) -> tuple[str, ...]:
+        """List the mesh axes that split dimensions of these names."""
+        table = dict(self.table)
+        return tuple(axis for name in names if name for axis in _as_tuple(table[name]))
+
     def _lookup(self, name: str, what: str) -> MeshAxes:
         table: Mapping[str, MeshAxes] = dict(self.table)
         if name not in table:

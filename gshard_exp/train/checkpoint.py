@@ -93,22 +93,7 @@ class CheckpointFolder:
         return restored[STATE]
 
     def _check_shapes(self, step: int, abstract: TrainState) -> None:
-        saved = self._manager.item_metadata(step)[STATE].tree
-        saved_shapes, shapes = _shapes(saved), _shapes(abstract)
-        differing = [
-            f"{path} is {saved_shapes.get(path, 'absent')} there and {shapes.get(path, 'absent')}"
-            for path in sorted(saved_shapes.keys() | shapes.keys())
-            if saved_shapes.get(path) != shapes.get(path)
-        ]
-        if differing:
-            # Parameters say more than what an optimizer derives from them.
-            differing.sort(key=lambda line: not line.startswith("params"))
-            raise SettingError(
-                f"checkpoint_{step} does not fit this experiment: {differing[0]} here "
-                f"({len(differing)} arrays differ).",
-                settings=("model_dir",),
-                hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
-            )
+        _refuse_other_shapes(step, self._manager.item_metadata(step)[STATE].tree, abstract)
 
     def close(self) -> None:
         """Wait until everything is on disk."""
@@ -145,6 +130,24 @@ class RestorePosition(ocp.args.CheckpointArgs):
     batches: BatchIterator
 
 
+def _refuse_other_shapes(step: int, saved: Any, abstract: Any) -> None:
+    saved_shapes, shapes = _shapes(saved), _shapes(abstract)
+    differing = [
+        f"{path} is {saved_shapes.get(path, 'absent')} there and {shapes.get(path, 'absent')}"
+        for path in sorted(saved_shapes.keys() | shapes.keys())
+        if saved_shapes.get(path) != shapes.get(path)
+    ]
+    if differing:
+        # Parameters say more than what an optimizer derives from them.
+        differing.sort(key=lambda line: not line.startswith("params"))
+        raise SettingError(
+            f"checkpoint_{step} does not fit this experiment: {differing[0]} here "
+            f"({len(differing)} arrays differ).",
+            settings=("model_dir",),
+            hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
+        )
+
+
 def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
     leaves = jax.tree_util.tree_leaves_with_path(tree, is_leaf=lambda leaf: hasattr(leaf, "shape"))
     return {parameter_path(path): tuple(leaf.shape) for path, leaf in leaves}
@@ -158,3 +161,64 @@ def _registry() -> ocp.handlers.CheckpointHandlerRegistry:
     registry.add(DATA, SavePosition, position)
     registry.add(DATA, RestorePosition, position)
     return registry
+
+
+def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[int, Any]:
+    """Read the parameters of a checkpoint, and nothing else of it; writes nothing.
+
+    Args:
+        model_dir: folder of a run, which may be going on.
+        step: whose checkpoint; None: the newest.
+        abstract: parameters as `jax.ShapeDtypeStruct`s with the shardings to restore into,
+            whatever mesh saved them.
+
+    Returns:
+        The step, and the parameters.
+
+    Raises:
+        SettingError: there is no such checkpoint, it is not whole, or of another model.
+    """
+    folder = epath.Path(model_dir)
+    steps = sorted(
+        int(path.name.removeprefix("checkpoint_"))
+        for path in folder.glob("checkpoint_*")
+        if path.name.removeprefix("checkpoint_").isdigit()
+    )
+    if not steps:
+        raise SettingError(
+            f"{model_dir} holds no checkpoint: there is nothing to read parameters from.",
+            settings=("model_dir",),
+            hint="Train first, or correct the path; a checkpoint is a folder checkpoint_N.",
+        )
+    step = steps[-1] if step is None else step
+    if step not in steps:
+        raise SettingError(
+            f"{model_dir} holds no checkpoint of step {step}; there are "
+            f"{', '.join(map(str, steps))}.",
+            settings=("step",),
+            hint="Name one of them, or none for the newest.",
+        )
+    place = folder / f"checkpoint_{step}" / STATE
+    try:
+        # The handler itself: a Checkpointer would warn of what belongs to the folder above.
+        handler = ocp.PyTreeCheckpointHandler()
+        saved = handler.metadata(place).tree["params"]
+        _refuse_other_shapes(step, {"params": saved}, {"params": abstract})
+        restored = handler.restore(
+            place,
+            args=ocp.args.PyTreeRestore(
+                item={"params": abstract},
+                restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+                partial_restore=True,
+            ),
+        )
+    except SettingError:
+        raise
+    except Exception as error:  # what a broken file raises depends on where it is broken
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SettingError(
+            f"checkpoint_{step} of {model_dir} is not whole and cannot be read: {reason[:200]}",
+            settings=("step",),
+            hint="Use another step, or copy the checkpoint again.",
+        ) from error
+    return step, restored["params"]

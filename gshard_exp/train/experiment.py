@@ -8,17 +8,20 @@ from typing import Protocol
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from flax.traverse_util import unflatten_dict
+from jax.sharding import AbstractMesh, Mesh
 
 from gshard_exp import axes
-from gshard_exp.data.batches import RandomData, SeqioData
+from gshard_exp.data.batches import DataSource
 from gshard_exp.errors import SettingError, require_at_least
-from gshard_exp.model.seq2seq import BATCH_KEYS, Params, Seq2SeqModel
+from gshard_exp.model.contract import Model, Params, abstract_batch
+from gshard_exp.model.incremental import Search
 from gshard_exp.moe.layer import check_groups
+from gshard_exp.paths import parameter_path
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
-from gshard_exp.train.optimizer import Adafactor, AdamW
+from gshard_exp.train.optimizer import Adafactor, AdamW, state_names
 from gshard_exp.train.parameters import moe_layers, parameters
 from gshard_exp.train.state import StatePlan, plan_state
 from gshard_exp.train.step import StepFunction, partitioned_train_step
@@ -34,7 +37,7 @@ class Evaluator(Protocol):
     lengths: Mapping[str, int]
 
     def __call__(
-        self, params: Params, *, model: Seq2SeqModel, mesh: Mesh, rules: Rules, folder: Path
+        self, params: Params, *, model: Model, mesh: Mesh, rules: Rules, folder: Path
     ) -> tuple[Mapping[str, float], str]:
         """Return scalars to write, and a text for a person to read.
 
@@ -72,7 +75,8 @@ class Experiment:
         model_dir: folder for everything that the run writes; the same folder resumes.
         model: network and losses.
         data: where training batches come from.
-        lengths: tokens in a row, {"inputs": L of the source, "targets": L of the target}.
+        lengths: sizes of a row that the model leaves open; of translation {"inputs": tokens of the
+            source, "targets": tokens of the target}.
         batch_size: rows in a batch, over all devices and microbatches.
         train_steps: the step at which the run ends.
         optimizer: and its schedule.
@@ -84,11 +88,12 @@ class Experiment:
         seed: of parameters, dropout and routing (the data has its own).
         log_every_steps: steps between lines of metrics.
         nonfinite: what to do about a loss that is not finite.
+        search: how the trained model looks for translations; None: `score.beam.BeamSearch()`.
     """
 
     model_dir: str
-    model: Seq2SeqModel
-    data: SeqioData | RandomData
+    model: Model
+    data: DataSource
     lengths: Mapping[str, int]
     batch_size: int
     train_steps: int
@@ -101,6 +106,7 @@ class Experiment:
     seed: int = 0
     log_every_steps: int = 50
     nonfinite: NonFinite = NonFinite()
+    search: Search | None = None
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "batch_size", "train_steps", "microbatches", "log_every_steps")
@@ -110,13 +116,7 @@ class Experiment:
                 "(or mounted) folders only.",
                 settings=("model_dir",),
             )
-        sides = sorted(self.lengths)
-        if sides != ["inputs", "targets"] or min(self.lengths.values()) < 1:
-            raise SettingError(
-                f"lengths={dict(self.lengths)} has to name exactly 'inputs' and 'targets', with at "
-                "least 1 token each.",
-                settings=("lengths",),
-            )
+        self.model.stack_lengths(self.lengths)  # refuses those that are not the model's
         if self.batch_size % self.microbatches:
             raise SettingError(
                 f"batch_size={self.batch_size} does not divide into microbatches="
@@ -135,23 +135,22 @@ def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
     with _blaming("mesh"):
         mesh = experiment.mesh.build()
     check_layout(experiment, mesh)
+    return _plan_on(experiment, mesh)
+
+
+def _plan_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[StatePlan, StepFunction]:
     with _blaming("rules"):
         plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
         step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
         # Tracing meets every constraint on an activation.
-        jax.eval_shape(step, plan.abstract, abstract_batch(experiment))
+        jax.eval_shape(step, plan.abstract, batch_on(experiment, mesh))
     return plan, step
 
 
-def abstract_batch(experiment: Experiment) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return the shapes of a batch, which is not made."""
-    sides = {"encoder": "inputs", "decoder": "targets"}
-    return {
-        key: jax.ShapeDtypeStruct(
-            (experiment.batch_size, experiment.lengths[sides[key.split("_")[0]]]), jnp.int32
-        )
-        for key in BATCH_KEYS
-    }
+def batch_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
+    """Return the shapes of a training batch with their shardings on a mesh."""
+    entries = experiment.model.batch_entries(experiment.batch_size, experiment.lengths)
+    return abstract_batch(entries, mesh, experiment.rules)
 
 
 @contextlib.contextmanager
@@ -176,6 +175,7 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
         batch_size=experiment.batch_size,
         lengths=experiment.lengths,
         microbatches=experiment.microbatches,
+        training=True,
         settings=("batch_size", "microbatches"),
     )
     for index, evaluator in enumerate(experiment.evaluators):
@@ -185,6 +185,7 @@ def check_layout(experiment: Experiment, mesh: Mesh) -> None:
             batch_size=evaluator.batch_size,
             lengths=evaluator.lengths,
             microbatches=1,
+            training=False,
             settings=(f"evaluators[{index}].batch_size",),
         )
 
@@ -196,6 +197,7 @@ def _check_batches(
     batch_size: int,
     lengths: Mapping[str, int],
     microbatches: int,
+    training: bool,
     settings: tuple[str, ...],
 ) -> None:
     rows = batch_size // microbatches
@@ -208,24 +210,30 @@ def _check_batches(
             settings=settings,
             hint=f"Set batch_size to a multiple of {row_parts * microbatches}.",
         )
-    for stack, key in (("encoder", "inputs"), ("decoder", "targets")):
+    for stack, length in experiment.model.stack_lengths(lengths).items():
         for field, layer in moe_layers(experiment.model, stack):
             check_groups(
                 layer,
                 batch=rows,
-                length=lengths[key],
+                length=length,
                 microbatches=microbatches,
                 shards=experiment.rules.partitions(axes.GROUP, mesh),
+                training=training,
                 what=stack,
                 settings=(f"model.module.{stack}.{field}.group_size", *settings),
             )
 
 
-def check_without_devices(experiment: Experiment) -> None:
+def check_without_devices(experiment: Experiment, *, trace: bool = False) -> None:
     """Refuse what can be known to be wrong without the devices of the mesh, however many.
 
-    Batches, routing groups and parameters have to lie evenly on a mesh of the asked size. Left to
-    `plan_experiment`, which needs the devices: optimizer state and constraints on activations.
+    Batches, routing groups, parameters and optimizer state have to lie evenly on a mesh of the
+    asked size.
+
+    Args:
+        experiment: the assembled tree.
+        trace: also trace the training step on a mesh without devices, as `plan_experiment` does on
+            one with: it meets every constraint on an activation, and takes seconds.
 
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
@@ -233,8 +241,28 @@ def check_without_devices(experiment: Experiment) -> None:
     mesh = experiment.mesh.abstract()
     check_layout(experiment, mesh)
     with _blaming("rules"):
-        for row in parameters(experiment.model):
-            experiment.rules.spec(row.names, shape=row.shape, mesh=mesh, what=row.path)
+        _check_state(experiment, mesh)
+    if trace:
+        _plan_on(experiment, mesh)
+
+
+def _check_state(experiment: Experiment, mesh: AbstractMesh) -> None:
+    """Apply the rules to parameters and optimizer state; the model itself is not traced again."""
+    table = parameters(experiment.model)
+    for row in table:
+        experiment.rules.spec(row.names, shape=row.shape, mesh=mesh, what=row.path)
+    # Parameters of equal shape and names have equal state: the first stands for all of them.
+    first = {(row.shape, row.names): row for row in reversed(table)}.values()
+    shapes = {row.path: jax.ShapeDtypeStruct(row.shape, jnp.float32) for row in first}
+    params = unflatten_dict(shapes, sep="/")
+    names = unflatten_dict({row.path: row.names for row in first}, sep="/")
+    state = jax.eval_shape(experiment.optimizer.make(names).init, params)
+    rules = experiment.rules.for_optimizer()
+
+    def check(path, leaf, leaf_names):
+        rules.spec(leaf_names, shape=leaf.shape, mesh=mesh, what=parameter_path(path))
+
+    jax.tree_util.tree_map_with_path(check, state, state_names(state, names, params))
 
 
 def check_vocabularies(experiment: Experiment) -> None:
@@ -247,8 +275,10 @@ def check_vocabularies(experiment: Experiment) -> None:
     """
     sizes = experiment.data.vocab_sizes()
     for key, embedding in (("inputs", "source_embedding"), ("targets", "target_embedding")):
+        if key not in sizes:
+            continue
         rows = getattr(experiment.model.module, embedding).vocab_size
-        if sizes.get(key, 0) > rows:
+        if sizes[key] > rows:
             raise SettingError(
                 f"the vocabulary of {key} has {sizes[key]} pieces and the {embedding} only {rows} "
                 "rows: every piece needs one.",

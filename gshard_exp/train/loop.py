@@ -79,6 +79,7 @@ def train(
         state, start = _start(run)
         # Only now: what a folder says about its run stays if the new settings do not fit it.
         _write_files(run, start, {"model-info.txt": model_info(plan), **(files or {})})
+        experiment.data.write_model_files(run.folder)
         return _steps(run, state, start)
     finally:
         run.checkpoints.close()
@@ -121,10 +122,12 @@ def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
     writers = open_writers(run.folder / "train", start_step=start, console=console)
     window = Window(experiment.model, experiment.optimizer.learning_rate)
     previous: dict | None = None
+    entries = experiment.model.batch_entries(experiment.batch_size, experiment.lengths)
+    names = {key: entry.names for key, entry in entries.items()}
     with _stop_requested() as stop_requested:
         for step in range(start + 1, last + 1):
             began = time.perf_counter()
-            batch = to_mesh(next(run.batches), run.plan.mesh, experiment.rules)
+            batch = to_mesh(next(run.batches), run.plan.mesh, experiment.rules, names)
             state, metrics = run.step_function(state, batch)
             window.add(metrics)
             # Looking at the step before keeps the device busy while this one is computed.

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from gshard_exp.data.tensorflow_import import load_tensorflow
-from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.model.contract import Model
 
 Scalars = Mapping[str, float]
 MANY_EXPERTS = 64  # a number for each up to here, deciles beyond
@@ -103,7 +103,7 @@ def open_writers(
 class Window:
     """Metrics of the steps since the last line."""
 
-    def __init__(self, model: Seq2SeqModel, learning_rate: Callable) -> None:
+    def __init__(self, model: Model, learning_rate: Callable) -> None:
         self._model, self._learning_rate = model, learning_rate
         self._open()
 
@@ -118,9 +118,9 @@ class Window:
     def close(self) -> dict[str, float]:
         """Average, name as t5x users know them, and start anew.
 
-        Of the steps whose loss is finite: what is `per_all_target_tokens` and `accuracy` are sums
-        over the window's tokens divided by their number; `loss`, `grad_norm` and router health are
-        means over steps.
+        Of the steps whose loss is finite: what the model makes of sums (`accuracy`, what is
+        `per_all_target_tokens`) is of the window as a whole; `loss`, `grad_norm` and router health
+        are means over steps.
         """
         steps = jax.device_get(self._steps)
         skipped = [s for s in steps if not s["finite"]]
@@ -130,12 +130,9 @@ class Window:
         sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in steps])
         means = jax.tree.map(lambda *x: float(np.mean(x)), *[s["means"] for s in steps])
         router = jax.tree.map(lambda *x: np.mean(x, axis=0), *[s["router"] for s in steps])
-        tokens = max(sums["target_tokens"], 1.0)
         scalars = {
             "loss": float(np.mean([s["loss"] for s in steps])),
-            "accuracy": sums["correct"] / tokens,
-            "cross_ent_loss_per_all_target_tokens": sums["cross_ent_loss"] / tokens,
-            "z_loss_per_all_target_tokens": sums["z_loss"] / tokens,
+            **self._model.scalars(sums),
             **means,
             "grad_norm": float(np.mean([s["grad_norm"] for s in steps])),
             "learning_rate": float(self._learning_rate(np.int32(steps[-1]["updates"]))),
@@ -162,17 +159,13 @@ class Window:
             seconds -= self._paused
         else:  # nothing but the first step: its own time is all there is
             timed = steps
-        targets = sum(float(s["sums"]["target_tokens"]) for s in timed)
-        sources = sum(float(s["sums"]["source_tokens"]) for s in timed)
-        return {
-            "timing/seconds": seconds,
-            "timing/steps_per_second": len(timed) / seconds,
-            "timing/target_tokens_per_second": targets / seconds,
-            "timing/tokens_per_second": (targets + sources) / seconds,
-        }
+        sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in timed])
+        amounts = {"steps": len(timed), **self._model.amounts(sums)}
+        rates = {f"timing/{unit}_per_second": n / seconds for unit, n in amounts.items()}
+        return {"timing/seconds": seconds, **rates}
 
 
-def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[str, float]:
+def router_scalars(model: Model, router: Mapping[str, Mapping]) -> dict[str, float]:
     """Name router health by layer: `router/encoder/layer_1/fraction_dropped_first`.
 
     Layers count from 0 within their stack, dense ones included. Load per expert becomes
@@ -183,7 +176,7 @@ def router_scalars(model: Seq2SeqModel, router: Mapping[str, Mapping]) -> dict[s
     by_metric: dict[str, list[float]] = {}
     for place, health in router.items():
         stack, block = place.split("/")
-        pattern = len(getattr(model.module, stack).pattern)
+        pattern = len(model.stacks[stack].pattern)
         for metric, values in health.items():
             for repeat, value in enumerate(np.asarray(values)):
                 layer = repeat * pattern + int(block.rsplit("_", 1)[1])

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
+from gshard_exp.moe.layer import ROUTER_BIAS
 from gshard_exp.paths import path_keys
 from gshard_exp.sharding.rules import Names
 
@@ -102,15 +103,19 @@ class Adafactor:
         decay_exponent: 0.8 in the decay above.
         clipping_threshold: of the RMS of a layer's update.
         max_grad_norm: clip the global norm of the gradient before; None does not.
+        router_bias_rate: step of the biases of routers, where there are any, see
+            `moe.biased.BiasedTopKGating`. 1e-3 in DeepSeek-V3 (arXiv 2412.19437, section 4.2).
     """
 
     learning_rate: SqrtDecay | WarmupCosine = SqrtDecay()
     decay_exponent: float = 0.8
     clipping_threshold: float = 1.0
     max_grad_norm: float | None = None
+    router_bias_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         require_positive(self, "decay_exponent", "clipping_threshold", "max_grad_norm")
+        require_at_least(self, 0.0, "router_bias_rate")
 
     def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
         """Return the transformation, layer by layer for stacked parameters."""
@@ -121,7 +126,8 @@ class Adafactor:
             clipping_threshold=self.clipping_threshold,
             momentum=None,
         )
-        return _clipped(self.max_grad_norm, _layer_by_layer(one, names))
+        inner = _clipped(self.max_grad_norm, _layer_by_layer(one, names))
+        return _but_router_bias(inner, names, self.router_bias_rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +137,8 @@ class AdamW:
     Attributes:
         learning_rate: schedule of the step size.
         max_grad_norm: clip the global norm of the gradient before; None does not.
+        router_bias_rate: step of the biases of routers, where there are any, see
+            `moe.biased.BiasedTopKGating`. 1e-3 in DeepSeek-V3 (arXiv 2412.19437, section 4.2).
     """
 
     learning_rate: SqrtDecay | WarmupCosine
@@ -139,19 +147,19 @@ class AdamW:
     epsilon: float = 1e-9
     weight_decay: float = 0.0
     max_grad_norm: float | None = None
+    router_bias_rate: float = 1e-3
 
     def __post_init__(self) -> None:
         require_within(self, 0.0, 1.0, "b1", "b2")
         require_positive(self, "epsilon", "max_grad_norm")
-        require_at_least(self, 0.0, "weight_decay")
+        require_at_least(self, 0.0, "weight_decay", "router_bias_rate")
 
     def make(self, names: Mapping[str, Names]) -> optax.GradientTransformation:
         """Return the transformation; it is elementwise, so that stacking does not matter."""
-        del names
         adamw = optax.adamw(
             self.learning_rate, self.b1, self.b2, self.epsilon, weight_decay=self.weight_decay
         )
-        return _clipped(self.max_grad_norm, adamw)
+        return _but_router_bias(_clipped(self.max_grad_norm, adamw), names, self.router_bias_rate)
 
 
 def state_names(opt_state: optax.OptState, names: Mapping[str, Names], params: Mapping) -> object:
@@ -222,11 +230,32 @@ def _layer_by_layer(
         return path_keys(path)[0] if leaf and leaf[0] == axes.LAYERS else "unstacked"
 
     labels = jax.tree_util.tree_map_with_path(label, names, is_leaf=_is_names)
+    by_path = {path_keys(path): kind for path, kind in jax.tree_util.tree_leaves_with_path(labels)}
     vmapped = optax.GradientTransformation(
         jax.vmap(inner.init),
         lambda updates, state, params=None: jax.vmap(inner.update)(updates, state, params),
     )
-    kinds = sorted(set(jax.tree.leaves(labels)))
     return optax.partition(
-        {kind: inner if kind == "unstacked" else vmapped for kind in kinds}, labels
+        {kind: inner if kind == "unstacked" else vmapped for kind in sorted(set(by_path.values()))},
+        lambda params: jax.tree_util.tree_map_with_path(
+            lambda path, _: by_path[path_keys(path)], params
+        ),
     )
+
+
+def _but_router_bias(
+    inner: optax.GradientTransformation, names: Mapping[str, Names], rate: float
+) -> optax.GradientTransformation:
+    """Apply `inner` to all parameters but biases of routers, which take steps of `rate` by load.
+
+    What stands for the gradient of such a bias is the load of its expert over the mean: see
+    `moe.layer.MoeLayer`. It counts in no norm.
+    """
+
+    def label(path, _leaf) -> str:
+        return "bias" if path_keys(path)[-1] == ROUTER_BIAS else "trained"
+
+    labels = jax.tree_util.tree_map_with_path(label, names, is_leaf=_is_names)
+    if "bias" not in jax.tree.leaves(labels):
+        return inner
+    return optax.partition({"trained": inner, "bias": optax.sign_sgd(rate)}, labels)

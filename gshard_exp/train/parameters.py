@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import jax
 
 from gshard_exp import axes
-from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.model.contract import Model
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.paths import parameter_path
@@ -37,7 +37,7 @@ class Parameter:
         return math.prod(self.shape)
 
 
-def parameters(model: Seq2SeqModel) -> list[Parameter]:
+def parameters(model: Model) -> list[Parameter]:
     """List every parameter of a model; nothing is allocated and no device is asked.
 
     Active are, of the experts of a layer, the `num_choices` that its gating sends a token to
@@ -55,7 +55,7 @@ def parameters(model: Seq2SeqModel) -> list[Parameter]:
     table = []
     for row in _rows(_skeleton(model)):
         stack, layer = row.path.partition("/")[0], sparse.get(row.path.rpartition("/")[0])
-        sizes = {axes.LAYERS: getattr(getattr(model.module, stack, None), "repeats", 1)}
+        sizes = {axes.LAYERS: model.stacks[stack].repeats if stack in model.stacks else 1}
         if layer is not None:
             sizes |= {axes.EXPERT: layer.num_experts, axes.ROUTER_EXPERT: layer.num_experts}
         shape = tuple(sizes.get(name, n) for name, n in zip(row.names, row.shape, strict=True))
@@ -73,14 +73,14 @@ def totals(table: Iterable[Parameter]) -> tuple[int, int]:
     return sum(row.total for row in rows), sum(row.active for row in rows)
 
 
-def moe_layers(model: Seq2SeqModel, stack: str) -> Iterator[tuple[str, MoeLayer]]:
+def moe_layers(model: Model, stack: str) -> Iterator[tuple[str, MoeLayer]]:
     """Yield the sparse layers of a stack's pattern with their path below the stack."""
-    for index, block in enumerate(getattr(model.module, stack).pattern):
+    for index, block in enumerate(model.stacks[stack].pattern):
         if isinstance(block.ffn, MoeLayer):
             yield f"pattern[{index}].ffn", block.ffn
 
 
-def _skeleton(model: Seq2SeqModel) -> Seq2SeqModel:
+def _skeleton(model: Model) -> Model:
     """Return a model with one repetition of each stack's pattern and one expert a layer.
 
     Tracing is what takes time, and these sizes are known without it: they are those of the
@@ -95,9 +95,9 @@ def _skeleton(model: Seq2SeqModel) -> Seq2SeqModel:
             remat="none",
             unroll=1,
         )
-        for name, stack in (("encoder", model.module.encoder), ("decoder", model.module.decoder))
+        for name, stack in model.stacks.items()
     }
-    return Seq2SeqModel(model.module.clone(**stacks, dtype="float32"))
+    return type(model)(model.module.clone(**stacks, dtype="float32"))
 
 
 def _with_one_expert(block: EncoderBlock | DecoderBlock) -> EncoderBlock | DecoderBlock:
@@ -107,7 +107,7 @@ def _with_one_expert(block: EncoderBlock | DecoderBlock) -> EncoderBlock | Decod
 
 
 @functools.lru_cache(maxsize=16)
-def _rows(model: Seq2SeqModel) -> tuple[Parameter, ...]:
+def _rows(model: Model) -> tuple[Parameter, ...]:
     """List the parameters of a model as they are, with all of them active."""
     shapes, names = abstract_params(model)
     flat_names = jax.tree.leaves(names, is_leaf=lambda leaf: isinstance(leaf, tuple))
@@ -119,10 +119,10 @@ def _rows(model: Seq2SeqModel) -> tuple[Parameter, ...]:
     )
 
 
-def _sparse_layers(model: Seq2SeqModel) -> Mapping[str, MoeLayer]:
+def _sparse_layers(model: Model) -> Mapping[str, MoeLayer]:
     """Map the path of each sparse layer's parameters to the layer."""
     found = {}
-    for stack in ("encoder", "decoder"):
+    for stack in model.stacks:
         for field, layer in moe_layers(model, stack):
             below = field.replace("[", "_").replace("].", "/")  # pattern[1].ffn: pattern_1/ffn
             found[f"{stack}/{below}"] = layer

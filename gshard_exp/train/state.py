@@ -11,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, UInt32
 
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.contract import Model, Params
 from gshard_exp.paths import parameter_path
 from gshard_exp.sharding.rules import Names, Rules, shard_shape
 from gshard_exp.train.optimizer import Optimizer, state_names
@@ -47,7 +47,7 @@ class StatePlan:
         tx: the optimizer's transformation.
     """
 
-    model: Seq2SeqModel
+    model: Model
     names: Mapping[str, Names]
     abstract: TrainState
     tx: optax.GradientTransformation
@@ -64,7 +64,7 @@ class StatePlan:
         return make(jax.random.key(seed))
 
 
-def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rules) -> StatePlan:
+def plan_state(model: Model, optimizer: Optimizer, mesh: Mesh, rules: Rules) -> StatePlan:
     """Work out the train state of a model on a mesh, without allocating anything.
 
     Raises:
@@ -72,7 +72,8 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
     """
     params, names = abstract_params(model)
     tx = optimizer.make(names)
-    shapes = jax.eval_shape(lambda key: _init(model, tx, key), jax.random.key(0))
+    # The key is made within the trace, since one made outside would start a device.
+    shapes = jax.eval_shape(lambda: _init(model, tx, jax.random.key(0)))
     replicated = NamedSharding(mesh, PartitionSpec())
     optimizer_rules = rules.for_optimizer()
 
@@ -102,7 +103,7 @@ def plan_state(model: Seq2SeqModel, optimizer: Optimizer, mesh: Mesh, rules: Rul
     return StatePlan(model, names, abstract, tx, mesh)
 
 
-def abstract_params(model: Seq2SeqModel) -> tuple[Params, Mapping[str, Names]]:
+def abstract_params(model: Model) -> tuple[Params, Mapping[str, Names]]:
     """Return shapes and logical names of a model's parameters; nothing is allocated.
 
     The key is made within the trace, since one made outside would start a device.
@@ -148,7 +149,7 @@ def model_info(plan: StatePlan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _init(model: Seq2SeqModel, tx: optax.GradientTransformation, key) -> TrainState:
+def _init(model: Model, tx: optax.GradientTransformation, key) -> TrainState:
     init_key, run_key = jax.random.split(key)
     params, _ = model.init(init_key)
     return TrainState(

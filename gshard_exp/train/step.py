@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gshard_exp.model.seq2seq import Batch, Seq2SeqModel
+from gshard_exp.model.contract import Batch, Model
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.state import StatePlan, TrainState
@@ -28,7 +28,7 @@ def train_step(
     state: TrainState,
     batch: Batch,
     *,
-    model: Seq2SeqModel,
+    model: Model,
     tx: optax.GradientTransformation,
     microbatches: int = 1,
 ) -> tuple[TrainState, dict]:
@@ -39,7 +39,7 @@ def train_step(
 
     Args:
         state: donated by the caller's jit.
-        batch: global arrays, see `model.seq2seq.BATCH_KEYS`.
+        batch: global arrays, those of `model.batch_entries`.
         model: network and losses.
         tx: the optimizer.
         microbatches: parts of the batch that are computed in turn. The result is that of the whole
@@ -51,9 +51,9 @@ def train_step(
         `grad_norm`, `loss`, `finite`, `skipped` in a row, and `updates` before this step.
     """
     key = jax.random.fold_in(jax.random.wrap_key_data(state.rng), state.step)
-    rows = jnp.arange(batch["decoder_target_tokens"].shape[0])
+    total_weight = model.weight(batch)
+    rows = jnp.arange(len(next(iter(batch.values()))))
     batch = {**batch, "rows": rows}
-    total_weight = jnp.maximum(jnp.sum(batch["decoder_loss_weights"]).astype(jnp.float32), 1.0)
 
     def loss(params, part):
         return model.loss(

@@ -1,0 +1,137 @@
+"""The verbs that look at experiments, or at the devices, without training."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gshard_exp.config import ConfigError
+
+OUTPUT = "-"  # instead of the name of a file
+WRONG_SETTING = 2  # exit status
+
+
+def show_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Print, draw or rewrite one experiment."""
+    from gshard_exp.config import reading, show
+
+    check_flags(arguments, bindings)
+    if arguments.fdl_config:
+        subject = reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
+    else:
+        files = [reading.gin_file_of(name) for name in arguments.gin_file]
+        subject = reading.read_files(", ".join(files), files, bindings, search_paths(arguments))
+    if arguments.graph:
+        _write(show.drawn(subject), arguments.graph)
+    elif arguments.language:
+        say(show.written_as(subject, arguments.language))
+    else:
+        say(show.show(subject, arguments.params))
+    return 0
+
+
+def diff_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Compare two experiments."""
+    from gshard_exp.config import diff, reading
+
+    names = _experiments(arguments, bindings)
+    if len(names) != 2:
+        raise ConfigError(
+            f"There are {len(names)} experiments to compare.",
+            rule="There have to be two.",
+            at=["command line"],
+            hint="gshard-exp diff A B, each a gin file, the folder of a run or fdl:NAME",
+        )
+    a, b = (
+        reading.read_subject(name, bindings, search_paths(arguments), arguments.fdl_set)
+        for name in names
+    )
+    say(diff.diff(a, b))
+    return 0
+
+
+def check_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Validate experiments; the status says whether all are valid."""
+    from gshard_exp.config import validate
+
+    names = _experiments(arguments, bindings, default=validate.complete_experiments())
+    verdicts = [
+        validate.validate(
+            name, bindings, search_paths(arguments), arguments.fdl_set, trace=arguments.trace
+        )
+        for name in names
+    ]
+    say(validate.summary(verdicts))
+    return WRONG_SETTING if any(verdict.problem for verdict in verdicts) else 0
+
+
+def components_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """List what can be assembled."""
+    from gshard_exp.config import components
+
+    say(components.listing())
+    return 0
+
+
+def audit_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Compare routing presets with Algorithm 1."""
+    from gshard_exp.config import routing
+
+    report = routing.audit_presets(arguments.preset or (), bindings, search_paths(arguments))
+    if arguments.json:
+        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    say(routing.table(report))
+    return 0
+
+
+def collectives_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Measure the communication primitives, beside Figure 9 of the paper."""
+    from gshard_exp.sharding import primitives_report
+
+    del bindings
+    report = primitives_report.measured_report(
+        arguments.devices, arguments.sizes, runs=arguments.runs, plot=arguments.plot
+    )
+    if arguments.json:
+        _write(json.dumps(report, indent=2), arguments.json)
+    else:
+        say(primitives_report.table(report))
+    return 0
+
+
+def _experiments(
+    arguments: argparse.Namespace, bindings: Sequence[str], default: Sequence[str] = ()
+) -> list[str]:
+    """List what `diff` and `check` are to look at, and refuse flags that change none of it."""
+    from gshard_exp.config import reading
+
+    of_fiddle = [f"{reading.FIDDLE}{expression}" for expression in arguments.fdl_config or ()]
+    names = [*arguments.experiment, *of_fiddle] or list(default)
+    reading.check_flags(names, bindings, arguments.fdl_set)
+    return names
+
+
+def check_flags(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:
+    """Refuse flags of the front end that a verb with one experiment does not use."""
+    from gshard_exp.config import reading
+
+    name = f"{reading.FIDDLE}{arguments.fdl_config}" if arguments.fdl_config else "gin files"
+    reading.check_flags([name], bindings, arguments.fdl_set)
+
+
+def search_paths(arguments: argparse.Namespace) -> list[str]:
+    """List the folders of `--gin_search_paths`."""
+    return [path for path in arguments.gin_search_paths.split(",") if path]
+
+
+def _write(text: str, file: str) -> None:
+    if file == OUTPUT:
+        say(text)
+        return
+    Path(file).write_text(f"{text}\n", encoding="utf-8")
+    say(f"wrote {file}")
+
+
+def say(text: str) -> None:
+    """Print a text for whoever waits."""
+    print(text, flush=True)

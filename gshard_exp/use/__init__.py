@@ -1,0 +1,1 @@
+"""A trained model in use: loaded from its folder, translating, being scored."""

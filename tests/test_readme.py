@@ -1,0 +1,123 @@
+"""README.md: code of one's own, as it stands there, and its commands."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiny_run
+
+from gshard_exp import cli
+
+REPO = Path(__file__).parent.parent
+README = (REPO / "README.md").read_text()
+# What makes the quickstart small and free of data packages; what is trained stays of its kind.
+SHRUNK = {
+    "TRAIN_STEPS": 2,
+    "BATCH_SIZE": 4,
+    "TASK_FEATURE_LENGTHS": "{'inputs': 8, 'targets': 8}",
+    "GROUP_SIZE": 16,
+    "EMBED_DIM": 16,
+    "EXPERT_MLP_DIM": 32,
+    "NUM_HEADS": 2,
+    "HEAD_DIM": 8,
+    "NUM_EXPERTS": 4,
+    "SOURCE_VOCAB_SIZE": 40,
+    "TARGET_VOCAB_SIZE": 40,
+}
+
+
+def section(title):
+    return README.split(f"## {title}\n")[1].split("\n## ")[0]
+
+
+def blocks(text, language):
+    return re.findall(rf"```{language}\n(.*?)```", text, re.S)
+
+
+def commands(text):
+    lines = "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines if line]
+
+
+@pytest.fixture
+def router(tmp_path):
+    """Write the two files of the section into a folder."""
+    code, config = blocks(section("A router of your own"), "python")
+    (tmp_path / "my_router.py").write_text(code)
+    (tmp_path / "my_router.gin").write_text(config)
+    return tmp_path
+
+
+def test_the_router_has_under_20_lines(router):
+    assert len((router / "my_router.py").read_text().splitlines()) < 20
+
+
+def test_the_router_trains_by_its_command_without_a_change_to_the_package(router):
+    """In a process that gets the folder from nothing but the command line's own start."""
+    (argv,) = commands(section("A router of your own"))
+    assert argv[:2] == ["gshard-exp", "train"]
+    flags = [f"--gin.{name}={value}" for name, value in SHRUNK.items()]
+    flags += [f"--gin.{binding}" for binding in tiny_run.SMALL]
+    start = "import sys; from gshard_exp.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", start, *argv[1:], "--gin_file=gin/tasks/random.gin", *flags],
+        cwd=router,
+        env=os.environ | {"PYTHONPATH": str(REPO), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    run = router / "runs" / "exploring"
+    assert [record["step"] for record in tiny_run.records(run)] == [2]
+    config = (run / "config.gin").read_text()
+    for stack in ("encoder", "decoder"):
+        assert f"@model_module_{stack}_pattern_0_ffn_gating/my_router.ExploringGating()" in config
+    assert "my_router.ExploringGating.share = 0.05  # my_router.gin:5\n" in config
+
+
+def test_the_router_is_known_to_fiddle_too(router, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(router)
+    monkeypatch.chdir(router)
+    files = ["--gin_file=experiments/quickstart/quickstart.gin", "--gin_file=my_router.gin"]
+    assert cli.main(["show", *files, "--as=fiddle"]) == 0
+    out = capsys.readouterr().out
+    sys.modules.pop("my_router")
+    assert "\nimport my_router\n" in out
+    assert out.count("fdl.Config(my_router.ExploringGating, share=0.05)") == 2
+
+
+def test_the_commands_of_the_section_on_fiddle_work(tmp_path, monkeypatch, capsys):
+    text = section("fiddle instead of gin")
+    (tmp_path / "my_builders.py").write_text(*blocks(text, "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    verbs = set()
+    for _, verb, *arguments in commands(text):
+        verbs.add(verb)
+        arguments += ["--dry_run"] * (verb == "train")
+        assert cli.main([verb, *arguments]) == 0
+        said, complaints = capsys.readouterr()
+        assert said and not complaints
+        if "my_builders:sixteen_experts" in " ".join(arguments):
+            assert said.count("ffn.num_experts = 16  # my_builders.py:") == 2
+    sys.modules.pop("my_builders")
+    assert verbs == {"train", "show", "diff"}
+
+
+def test_the_program_of_the_section_on_sharding_prints_what_its_annotations_say(capsys):
+    (program,) = blocks(section("Sharding by hand"), "python")
+    exec(compile(program, "README.md", "exec"), {})
+    assert capsys.readouterr().out == "(2, 6) (2, 2)\n"
+
+
+def test_the_command_that_measures_collectives_draws_its_plot(tmp_path, monkeypatch, capsys):
+    ((platform, _, *argv),) = commands(section("Sharding by hand"))
+    assert (platform, argv[0]) == ("JAX_PLATFORMS=cpu", "collectives")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*argv, "--sizes=1KB", "--runs=1"]) == 0
+    assert "collective-permute" in capsys.readouterr().out
+    assert (tmp_path / "collectives.png").stat().st_size > 1000
