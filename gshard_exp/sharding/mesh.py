@@ -124,7 +124,7 @@ def simulated_devices(count: int) -> Sequence[jax.Device]:
     Raises:
         SettingError: JAX has started with fewer.
     """
-    _simulate_cpu_devices(count)
+    simulate_cpu_devices(count)
     devices = jax.devices("cpu")
     if len(devices) < count:
         raise SettingError(f"JAX runs with {len(devices)} CPU devices; {count} are asked for.")
