@@ -38,7 +38,7 @@ CORPUS = [
     "django-ckeditor>=6.7,<7",
 ]
 VISION = ["scikit-learn>=1.5"]  # for its digits
-TPU_COMPILER = ["libtpu"]
+TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
 TEST = [
     "pytest>=8",
@@ -50,7 +50,7 @@ TEST = [
     *VISION,
 ]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "config", "use"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use"]
 
 setup(
     name="gshard_exp",
@@ -79,7 +79,7 @@ setup(
         "data": DATA,
         "corpus": CORPUS,
         "vision": VISION,
-        "tpu": TPU_COMPILER,
+        "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
         "test": TEST,
     },

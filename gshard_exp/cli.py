@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from gshard_exp import look, verify
-from gshard_exp.config import ConfigError, assemble, binding_from_flag, operative_config
+from gshard_exp.config import (
+    ConfigError,
+    assemble,
+    binding_from_flag,
+    operative_config,
+    planning,
+)
 from gshard_exp.errors import SettingError
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
@@ -115,6 +121,10 @@ def _translate(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         as_json=arguments.json,
     )
     return 0
+
+
+def _plan(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    return planning.plan(arguments, bindings, look.search_paths(arguments), look.say)
 
 
 def _eval(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -243,6 +253,8 @@ def _add_looking_verbs(verbs: Any) -> None:
     for verb in (diff, check):
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
         _fdl_set(verb)
+    plan = _verb(verbs, "plan", _plan, "compile for a described machine; predict memory and time")
+    planning.add_arguments(plan)
     _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
     audit = _verb(
         verbs, "audit", look.audit_verb, "compare routing presets with Algorithm 1, token by token"

@@ -53,22 +53,32 @@ def row_dropout(
     threshold = round(rate * 2**16)
     if threshold == 0:
         return x
-    bits = _row_bits16(key, rows, math.prod(x.shape[1:]))
-    keep = bits.reshape(x.shape) >= threshold
+    keep = _row_bits16(key, rows, x.shape[1:]) >= threshold
     return jnp.where(keep, x / (1.0 - threshold / 2**16), jnp.zeros_like(x))
 
 
-def _row_bits16(key: Key[Array, ""], rows: Int[Array, " B"], size: int) -> UInt16[Array, "B size"]:
+def _row_bits16(
+    key: Key[Array, ""], rows: Int[Array, " B"], row_shape: tuple[int, ...]
+) -> UInt16[Array, "B ..."]:
     """Hash (row, 0), (row, 1), ... with a key; each hash gives four 16-bit numbers.
+
+    The four go to the four quarters of the last axis but one (the only one, if there is no other).
+    Not to neighbours of the last axis: a TPU would lay the four out on an axis of their own and pad
+    it to 128 lanes, which takes longer than the rest of an attention layer.
 
     The primitive itself, not `threefry_2x32` with a key for each row: one elementwise operation
     that a mesh splits by rows, where keys of rows would be one more hash each.
     """
-    blocks = math.ceil(size / 4)
-    shape = (len(rows), blocks)
-    row_BX = jnp.broadcast_to(rows.astype(jnp.uint32)[:, None], shape)
-    block_BX = jnp.broadcast_to(jnp.arange(blocks, dtype=jnp.uint32)[None, :], shape)
+    split = max(len(row_shape) - 2, 0)
+    quarter = list(row_shape)
+    quarter[split] = math.ceil(row_shape[split] / 4)
+    shape = (len(rows), *quarter)
+    blocks = jnp.arange(math.prod(quarter), dtype=jnp.uint32).reshape(1, *quarter)
+    row_of = rows.astype(jnp.uint32).reshape(-1, *(1,) * len(quarter))
     key_data = jax.random.key_data(key)
-    words = threefry2x32_p.bind(key_data[0], key_data[1], row_BX, block_BX)
-    bits = jax.lax.bitcast_convert_type(jnp.stack(words, axis=-1), jnp.uint16)
-    return bits.reshape(len(rows), -1)[:, :size]
+    words = threefry2x32_p.bind(
+        key_data[0], key_data[1], jnp.broadcast_to(row_of, shape), jnp.broadcast_to(blocks, shape)
+    )
+    halves = [half for word in words for half in (word & 0xFFFF, word >> 16)]
+    bits = jnp.concatenate([half.astype(jnp.uint16) for half in halves], axis=1 + split)
+    return jax.lax.slice_in_dim(bits, 0, row_shape[split], axis=1 + split)

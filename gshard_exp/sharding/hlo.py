@@ -157,12 +157,14 @@ class Module:
 
     def collectives(self) -> list[Collective]:
         """List what is sent between devices."""
-        found = []
+        return [collective for _, collective in self.sending()]
+
+    def sending(self) -> Iterator[tuple[Execution, Collective]]:
+        """Yield each instruction that sends, and what."""
         for execution in self.executions():
             kind = execution.instruction.opcode.removesuffix("-start")
             if kind in COLLECTIVES:
-                found.append(_collective(kind, execution))
-        return found
+                yield execution, _collective(kind, execution)
 
     def unknown_loops(self) -> list[str]:
         """Name the loops that are counted once because their number of trips is not known."""

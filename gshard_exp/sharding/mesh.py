@@ -118,6 +118,19 @@ class MeshSpec:
         return sizes[0], sizes[1], sizes[2]
 
 
+def simulated_devices(count: int) -> Sequence[jax.Device]:
+    """Return `count` CPU devices, to plan for.
+
+    Raises:
+        SettingError: JAX has started with fewer.
+    """
+    simulate_cpu_devices(count)
+    devices = jax.devices("cpu")
+    if len(devices) < count:
+        raise SettingError(f"JAX runs with {len(devices)} CPU devices; {count} are asked for.")
+    return devices[:count]
+
+
 def _computes_on_cpu() -> bool:
     """Tell, without starting JAX, that it will find nothing but the CPU."""
     if jax.config.jax_platforms:

@@ -1,0 +1,307 @@
+"""Compiles the training step of an experiment ahead of time, for a machine that is only described.
+
+The step, its rules and its optimizer are those of a run: `plan_state` and `partitioned_train_step`
+on a mesh of described devices. The compiler works in a process of its own: it cannot be interrupted
+and speaks to the terminal, a process can be ended and its words kept.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import json
+import math
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from gshard_exp.errors import SettingError
+from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.plan.topology import Topology, parse_topology, require_compiler, roomier
+from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.sharding.rules import shard_shape
+from gshard_exp.train.experiment import Experiment, batch_on, check_layout
+from gshard_exp.train.state import StatePlan, plan_state
+from gshard_exp.train.step import partitioned_train_step
+
+REPORT_EVERY = 10.0  # seconds
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "gshard_exp")
+Report = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What the compiler made of a step, or why it did not.
+
+    Attributes:
+        topology: name of the machine.
+        mesh: size of each mesh axis.
+        text: the optimised module. If it did not fit: that of as many cores of v5p, whose memory
+            is larger, to see what is large; empty if it does not fit there either.
+        error: what the compiler said if the program does not fit in memory; else empty.
+        memory_bytes: of one device, by XLA: `argument`, `output`, `alias`, `temp`,
+            `generated_code`, `peak` (alive at once, arguments included; what is allocated is more,
+            for holes between buffers); empty if the program does not fit.
+        state_bytes: of one device: `parameters` and `optimizer`.
+        lower_seconds: tracing and lowering.
+        compile_seconds: wall clock of the compiler.
+        compile_cpu_seconds: processor time of the compiler, over its threads.
+        versions: of the packages that had a part in it.
+    """
+
+    topology: str
+    mesh: Mapping[str, int]
+    text: str
+    error: str
+    memory_bytes: Mapping[str, int]
+    state_bytes: Mapping[str, int]
+    lower_seconds: float
+    compile_seconds: float
+    compile_cpu_seconds: float
+    versions: Mapping[str, str]
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write `name.hlo` and, with all the rest, `name.json`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.hlo").write_text(self.text, encoding="utf-8")
+        rest = {key: value for key, value in vars(self).items() if key != "text"}
+        (folder / f"{name}.json").write_text(json.dumps(rest, indent=1), encoding="utf-8")
+
+
+def load_program(folder: Path, name: str) -> Program:
+    """Read what `Program.save` wrote."""
+    rest = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return Program(text=(folder / f"{name}.hlo").read_text(encoding="utf-8"), **rest)
+
+
+def compile_step(
+    experiment: Experiment, topology: Topology, report: Report = lambda line: None
+) -> Program:
+    """Compile one step in a process of its own.
+
+    Args:
+        experiment: its mesh has the size of the machine.
+        topology: the machine.
+        report: is told every ten seconds that the compiler works.
+
+    Raises:
+        SettingError: libtpu is missing or does not take the topology, or something does not divide.
+        RuntimeError: the compiler failed; with what it said.
+    """
+    require_compiler(topology)
+    context = multiprocessing.get_context("spawn")
+    receiver, sender = context.Pipe(duplex=False)
+    with tempfile.TemporaryDirectory() as folder:
+        words = Path(folder) / "compiler.txt"
+        process = context.Process(
+            target=_child, args=(sender, experiment, topology.name, str(words)), daemon=True
+        )
+        process.start()
+        sender.close()
+        try:
+            answer = _wait(receiver, f"{topology.name}: compiling", report)
+        except EOFError:
+            process.join()
+            said = words.read_text(errors="replace")[-2000:] if words.exists() else ""
+            raise RuntimeError(
+                f"the compiler ended with status {process.exitcode}:\n{said}"
+            ) from None
+        finally:
+            # Done, or the user has had enough; a compiler does not listen to anything milder.
+            process.kill()
+            process.join()
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+def _wait(receiver: Connection, what: str, report: Report) -> Program | Exception:
+    began = time.monotonic()
+    while not receiver.poll(REPORT_EVERY):
+        report(f"{what}, {time.monotonic() - began:.0f} s")
+    return receiver.recv()
+
+
+def _child(sender: Connection, experiment: Experiment, topology: str, words: str) -> None:
+    # Ctrl-C reaches this process too; the other one answers it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # libtpu and XLA warn about the machine that is not there.
+    log = os.open(words, os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 2)
+    jax.config.update("jax_platforms", "cpu")
+    try:
+        sender.send(compile_here(experiment, parse_topology(topology)))
+    except SettingError as error:
+        sender.send(_portable(error))
+    except jax.errors.JaxRuntimeError as error:
+        sender.send(RuntimeError(str(error)))
+
+
+def _portable(error: SettingError) -> SettingError:
+    # Exceptions are pickled with their text alone.
+    return SettingError(str(error), error.settings)
+
+
+def compile_here(experiment: Experiment, topology: Topology) -> Program:
+    """Compile in this process, whose platform is the CPU; see `compile_step`."""
+    mesh = experiment.mesh.build(devices=topology.devices())
+    check_layout(dataclasses.replace(experiment, evaluators=()), mesh)
+    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
+    step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
+    began = time.monotonic()
+    lowered = step.lower(plan.abstract, batch_on(experiment, mesh))
+    lower_seconds = time.monotonic() - began
+    text, error, memory = "", "", {}
+    began, began_cpu = time.monotonic(), time.process_time()
+    try:
+        compiled = lowered.compile()
+        text, memory = compiled.as_text(), _memory(compiled)
+    except jax.errors.JaxRuntimeError as refusal:
+        if "RESOURCE_EXHAUSTED" not in str(refusal):
+            raise
+        error = str(refusal)
+    seconds, cpu_seconds = time.monotonic() - began, time.process_time() - began_cpu
+    if error and topology.name != roomier(topology).name:
+        text = compile_here(experiment, roomier(topology)).text
+    return Program(
+        topology=topology.name,
+        mesh=dict(mesh.shape),
+        text=text,
+        error=error,
+        memory_bytes=memory,
+        state_bytes=_state_bytes(plan),
+        lower_seconds=lower_seconds,
+        compile_seconds=seconds,
+        compile_cpu_seconds=cpu_seconds,
+        versions=dict(_versions()),
+    )
+
+
+def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
+    analysis = compiled.memory_analysis()
+    kinds = ("argument", "output", "alias", "temp", "generated_code")
+    sizes = {kind: getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds}
+    return sizes | {"peak": analysis.peak_memory_in_bytes}
+
+
+def _state_bytes(plan: StatePlan) -> dict[str, int]:
+    def size(tree) -> int:
+        return sum(
+            math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
+            for leaf in jax.tree.leaves(tree)
+        )
+
+    state = plan.abstract
+    return {"parameters": size(state.params), "optimizer": size(state.opt_state)}
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield package, importlib.metadata.version(package)
+
+
+def fit_to(
+    experiment: Experiment,
+    topology: Topology,
+    *,
+    mesh: str = "auto",
+    tokens_per_core: int | None = None,
+) -> tuple[Experiment, str]:
+    """Give an experiment the size of a machine.
+
+    Args:
+        experiment: as its files describe it.
+        topology: the machine.
+        mesh: `file`: the experiment's own; `DxExM`: sizes of `data`, `expert` and `model`; `auto`:
+            the experiment's own if it has as many cores as the machine, else the paper's layout:
+            `model` as it is, experts over as many of the other cores as divide them, and `data`
+            the rest.
+        tokens_per_core: source tokens in a batch for each core (as the paper counts them); None
+            leaves the batch as it is.
+
+    Returns:
+        The experiment, and a sentence that says what mesh and batch it has and why.
+
+    Raises:
+        SettingError: the mesh does not have the machine's cores, or the batch no whole rows.
+    """
+    seq2seq_model(experiment)
+    spec, why = _mesh_for(experiment, topology, mesh)
+    sizes = (spec.data, spec.expert, spec.model)
+    filled = math.prod(n for n in sizes if n > 0)
+    if topology.cores % filled if -1 in sizes else filled != topology.cores:
+        raise SettingError(
+            f"the mesh data={spec.data} x expert={spec.expert} x model={spec.model} does not fit "
+            f"{topology.name}, which has {topology.cores} cores: a plan uses all of them.",
+            settings=("mesh.data", "mesh.expert", "mesh.model"),
+            hint="Leave --mesh out to have sizes chosen, or set sizes that multiply to "
+            f"{topology.cores}.",
+        )
+    batch_size = experiment.batch_size
+    if tokens_per_core is not None:
+        tokens, length = tokens_per_core * topology.cores, experiment.lengths["inputs"]
+        if tokens % length or tokens < length:
+            raise SettingError(
+                f"--tokens_per_core={tokens_per_core} on {topology.cores} cores is {tokens} "
+                f"tokens, no whole number of rows of {length}.",
+                hint=f"Set a multiple of {length}.",
+            )
+        batch_size = tokens // length
+    fitted = dataclasses.replace(experiment, mesh=spec, batch_size=batch_size, evaluators=())
+    tokens = batch_size * experiment.lengths["inputs"]
+    return fitted, (
+        f"mesh data={spec.data} x expert={spec.expert} x model={spec.model} ({why}), "
+        f"{batch_size} rows, {tokens / topology.cores:.0f} source tokens a core"
+    )
+
+
+def seq2seq_model(experiment: Experiment) -> Seq2SeqModel:
+    """Return the model of an experiment that can be planned.
+
+    Raises:
+        SettingError: it is another kind of model.
+    """
+    if isinstance(experiment.model, Seq2SeqModel):
+        return experiment.model
+    raise SettingError(
+        "plans are for encoder-decoder models, whose useful operations are known.",
+        settings=("model",),
+        hint="gshard-exp inspect lists what a step of any model sends.",
+    )
+
+
+def _mesh_for(experiment: Experiment, topology: Topology, mesh: str) -> tuple[MeshSpec, str]:
+    own = experiment.mesh
+    if mesh not in ("auto", "file"):
+        sizes = mesh.split("x")
+        if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
+            raise SettingError(
+                f"--mesh={mesh} is neither auto, file nor DATAxEXPERTxMODEL.",
+                hint="For example --mesh=1x128x1.",
+            )
+        return MeshSpec(*map(int, sizes)), "--mesh"
+    if mesh == "file" or math.prod((own.data, own.expert, own.model)) == topology.cores:
+        return own, "of the gin file"
+    rest, left = divmod(topology.cores, max(own.model, 1))
+    if left:
+        raise SettingError(
+            f"model={own.model} does not divide the {topology.cores} cores of {topology.name}.",
+            settings=("mesh.model",),
+        )
+    experts = [
+        block.ffn.num_experts
+        for stack in experiment.model.stacks.values()
+        for block in stack.pattern
+        if hasattr(block.ffn, "num_experts")
+    ]
+    expert = math.gcd(rest, *experts) if experts else 1
+    why = f"chosen: the gin file's {own.data} x {own.expert} x {own.model} is another size"
+    return MeshSpec(rest // expert, expert, max(own.model, 1)), why

@@ -1,0 +1,191 @@
+"""Predicts how long a compiled step takes on a TPU, part by part.
+
+    step = sum over instructions of  times * max(cycles / clock, products / peak)
+         + sum over collectives of   times * plan.collectives.seconds
+
+`cycles` are the TPU compiler's own estimate for each fusion, in the module's text. They count
+memory traffic too: a large element-wise operation moves 450 bytes a cycle, 423 GB/s at the 940 MHz
+of v3, whose published bandwidth is 450 GB/s a core. Instructions without an estimate (copies
+between layouts, scatters) take bytes / bandwidth. Nothing overlaps, and all cores take the same
+time.
+
+What can be checked against the paper: the forward pass of a layer (Figure 8), its share of
+recomputation (Figure 7) and steps a second (Table 3); `experiments/paper_tables` does.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Mapping
+
+from gshard_exp.plan import collectives, parts
+from gshard_exp.plan.schedule import Work, schedule
+from gshard_exp.plan.topology import Chip, Topology
+from gshard_exp.sharding.hlo import Module
+
+# Opcodes of asynchronous collectives and copies; the time is that of the start.
+_DONE = ("-done", "-update")
+SECONDS_A_YEAR = 365.25 * 24 * 3600
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveCost:
+    """Collectives of one kind, size and cause.
+
+    Attributes:
+        kind: `all-to-all`, ...
+        count: executions in a step.
+        bytes: of one execution on one core.
+        seconds: of all executions; None on CPU.
+        group: cores that exchange with one another.
+        axes: mesh axes of which the group is made; "?" if sizes do not tell.
+        cause: part of the model and pass.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    seconds: float | None
+    group: int
+    axes: str
+    cause: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """What a step takes on one core.
+
+    Attributes:
+        executed_flops: products, loops multiplied.
+        recomputed_flops: of these, in recomputation.
+        bytes_moved: read from and written to memory.
+        collectives: by kind, size and cause, the longest first.
+        breakdown: seconds by part and pass; empty on CPU.
+        encoder_forward: seconds of the encoder's forward pass by part: Figure 8 times one pair of
+            encoder layers.
+        roofline_seconds: had every instruction run at peak or at full bandwidth, and every
+            collective as modelled; None on CPU.
+        unknown_loops: loops that count once since their trips are not known.
+    """
+
+    executed_flops: int
+    recomputed_flops: int
+    bytes_moved: int
+    collectives: tuple[CollectiveCost, ...]
+    breakdown: Mapping[str, Mapping[str, float]]
+    encoder_forward: Mapping[str, float]
+    roofline_seconds: float | None
+    unknown_loops: tuple[str, ...]
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Predicted time of a step; None on CPU."""
+        total = sum(sum(passes.values()) for passes in self.breakdown.values())
+        return total or None
+
+    def seconds_of(self, phase: str) -> float:
+        """Predicted time of a pass."""
+        return sum(passes.get(phase, 0.0) for passes in self.breakdown.values())
+
+
+def estimate(
+    module: Module, topology: Topology, *, sparse: frozenset[str], mesh: Mapping[str, int]
+) -> Cost:
+    """Walk a module and add up.
+
+    Args:
+        module: the compiled step.
+        topology: the machine that it was compiled for.
+        sparse: see `parts.sparse_blocks`.
+        mesh: size of each mesh axis.
+    """
+    breakdown: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    encoder: dict[str, float] = defaultdict(float)
+    found: dict[tuple, int] = defaultdict(int)
+    flops = recomputed = moved = 0
+    roofline = 0.0
+    sent = _collectives_by_name(module)
+    for work in schedule(module):
+        opcode = work.instruction.opcode
+        kind = opcode.removesuffix("-start")
+        if opcode.endswith(_DONE):
+            continue
+        phase = parts.phase(work.op_name)
+        is_sum = kind in ("all-reduce", "reduce-scatter")
+        part = parts.part(work.op_name, sparse, sums_gradients=is_sum)
+        if work.instruction.name in sent:
+            size, group = sent[work.instruction.name]
+            group = group or topology.cores
+            found[kind, size, group, part, phase] += work.times
+            spent = ideal = collectives.seconds(kind, size, group, topology)
+        else:
+            flops += work.times * work.flops
+            recomputed += work.times * work.flops * (phase == parts.RECOMPUTE)
+            moved += work.times * work.bytes
+            spent, ideal = _seconds(work, topology.chip)
+        if spent is not None and ideal is not None:
+            breakdown[part][phase] += work.times * spent
+            if phase == parts.FORWARD and "/encoder/" in work.op_name:
+                encoder[part] += work.times * spent
+            roofline += work.times * ideal
+    rows = tuple(_collective(key, count, topology, mesh) for key, count in found.items())
+    return Cost(
+        executed_flops=flops,
+        recomputed_flops=recomputed,
+        bytes_moved=moved,
+        collectives=tuple(sorted(rows, key=lambda row: -(row.seconds or row.bytes * row.count))),
+        breakdown={name: dict(passes) for name, passes in breakdown.items()},
+        encoder_forward=dict(encoder),
+        roofline_seconds=roofline or None,
+        unknown_loops=tuple(module.unknown_loops()),
+    )
+
+
+def _seconds(work: Work, chip: Chip | None) -> tuple[float, float] | tuple[None, None]:
+    """Return the predicted time of one execution and that at peak; None on CPU."""
+    if chip is None:
+        return None, None
+    products = work.flops * chip.devices / chip.peak_flops
+    traffic = work.bytes * chip.devices / chip.hbm_bandwidth
+    if work.cycles is None:
+        spent = max(products, traffic)
+    else:
+        spent = max(products, work.cycles / chip.clock)
+    return spent, min(spent, max(products, traffic))
+
+
+def _collectives_by_name(module: Module) -> dict[str, tuple[int, int]]:
+    """Map instructions that send to bytes of a core and size of the group."""
+    sends = {}
+    for run, collective in module.sending():
+        sends[run.instruction.name] = (collective.bytes, collective.group)
+    return sends
+
+
+def _collective(
+    key: tuple, count: int, topology: Topology, mesh: Mapping[str, int]
+) -> CollectiveCost:
+    kind, size, group, part, phase = key
+    each = collectives.seconds(kind, size, group, topology)
+    return CollectiveCost(
+        kind=kind,
+        count=count,
+        bytes=size,
+        seconds=None if each is None else count * each,
+        group=group,
+        axes=_axes(group, mesh),
+        cause=f"{part}, {phase}",
+    )
+
+
+def _axes(group: int, mesh: Mapping[str, int]) -> str:
+    """Name mesh axes whose sizes multiply to a group: neighbours, the fewest first."""
+    names = [name for name, size in mesh.items() if size > 1]
+    for count in range(1, len(names) + 1):
+        for first in range(len(names) - count + 1):
+            chosen = names[first : first + count]
+            product = 1
+            for name in chosen:
+                product *= mesh[name]
+            if product == group:
+                return " x ".join(chosen)
+    return "?"

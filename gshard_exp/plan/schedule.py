@@ -1,0 +1,131 @@
+"""What a compiled module runs, in order, and what each instruction moves and takes.
+
+`sharding.hlo` counts inside fusions too, where the products are; here a fusion is one instruction,
+which reads its operands and writes its results once.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from gshard_exp.sharding.hlo import Execution, Instruction, Module, Shape
+
+# These move nothing: names for what is already there.
+FREE = {
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call"),
+    *("conditional", "after-all", "partition-id", "opt-barrier"),
+}
+_SLICES = ("dynamic-slice", "slice", "gather")
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """One instruction and how often a step runs it.
+
+    Attributes:
+        instruction: a fusion counts as one.
+        times: executions in a step.
+        op_name: where JAX says it comes from; of an instruction that the compiler added, that of
+            the one whose result it takes, or else of the one that takes its result.
+        cycles: of one execution, by the TPU compiler's own estimate; None if it has none.
+        bytes: read and written in one execution.
+        flops: of the products in one execution.
+    """
+
+    instruction: Instruction
+    times: int
+    op_name: str
+    cycles: int | None
+    bytes: int
+    flops: int
+
+
+def schedule(module: Module) -> Iterator[Work]:
+    """Yield every instruction that a step runs, loops' bodies with their number of trips."""
+    yield from _walk(module, module.entry, 1)
+
+
+def largest_results(module: Module, count: int) -> list[tuple[int, str, str]]:
+    """List what a step makes that is largest: bytes, shape, and where it comes from."""
+    found: dict[tuple[str, str], int] = {}
+    for work in schedule(module):
+        for shape in work.instruction.shapes:
+            text = f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
+            found[text, work.op_name] = shape.bytes
+    return sorted(((size, *key) for key, size in found.items()), reverse=True)[:count]
+
+
+def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
+    lines = module.computations[computation]
+    shapes = {line.name: line.shapes for line in lines}
+    names = _op_names(lines)
+    for line in lines:
+        if line.opcode in ("while", "call", "conditional"):
+            trips = (module.trip_count(line) or 1) if line.opcode == "while" else 1
+            for name in line.called:
+                yield from _walk(module, name, times * trips)
+        if line.opcode not in FREE:
+            operands = tuple(shapes.get(name, ()) for name in line.operands)
+            yield Work(
+                instruction=line,
+                times=times,
+                op_name=names[line.name],
+                cycles=_cycles(line),
+                bytes=_bytes(module, line, operands),
+                flops=_flops(module, line, operands),
+            )
+
+
+def _op_names(lines: tuple[Instruction, ...]) -> Mapping[str, str]:
+    """Map each instruction to where it comes from, also those that have no name of JAX's."""
+    names = {line.name: line.op_name if line.op_name.startswith("jit(") else "" for line in lines}
+    for line in lines:
+        if not names[line.name]:
+            names[line.name] = next(filter(None, (names.get(o, "") for o in line.operands)), "")
+    for line in reversed(lines):
+        for operand in line.operands:
+            if names.get(operand) == "":
+                names[operand] = names[line.name]
+    return names
+
+
+def _cycles(line: Instruction) -> int | None:
+    found = re.search(r'"estimated_cycles":"(\d+)"', line.attributes)
+    return int(found.group(1)) if found else None
+
+
+def _flops(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
+    if line.opcode != "fusion":
+        return Execution(line, operands, 1).flops()
+    # A fusion may call fusions; `executions` of a module that enters there walks into all of them.
+    return sum(Module(module.computations, name).flops() for name in line.called)
+
+
+def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
+    """Count what is read and written; of an array that is only sliced or updated, that part."""
+    written = sum(shape.bytes for shape in line.shapes)
+    read = [sum(shape.bytes for shape in operand) for operand in operands]
+    if line.opcode in _SLICES:
+        return 2 * written
+    if line.opcode == "dynamic-update-slice":
+        return 2 * read[1]
+    if line.opcode != "fusion":
+        return written + sum(read)
+    body = module.computations[line.called[0]]
+    users: dict[str, list[Instruction]] = {}
+    for inner in body:
+        for operand in set(inner.operands):
+            users.setdefault(operand, []).append(inner)
+    shapes = {inner.name: inner.shapes for inner in body}
+    for inner in body:
+        if inner.opcode != "parameter" or not inner.text.isdigit():
+            continue
+        index, takers = int(inner.text), users.get(inner.name, [])
+        if takers and all(t.opcode in _SLICES and t.operands[0] == inner.name for t in takers):
+            read[index] = sum(shape.bytes for taker in takers for shape in taker.shapes)
+        elif len(takers) == 1 and takers[0].opcode == "dynamic-update-slice":
+            # Updated in place: the rest is neither read nor written.
+            update = sum(shape.bytes for shape in shapes.get(takers[0].operands[1], ()))
+            written -= max(0, read[index] - update)
+            read[index] = 0
+    return max(0, written) + sum(read)
