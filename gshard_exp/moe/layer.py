@@ -123,20 +123,22 @@ class MoeLayer(nn.Module):
             uniform = self._noise(rows, length)
             jitter_GSM = self._jitter(rows, length, width)
         logits_GSE = self._router(x_GSM, jitter_GSM)
+        bias, experts = self._bias(), self._experts(width)
+        shared_BLM = self._shared(x_BLM) if self.shared_mlp_dim else None
+        if self.is_initializing():
+            return x_BLM  # parameters are declared; the rest would be traced for nothing
         capacity, dispatch = size, _DROPLESS  # an expert gets a token once: S slots hold all
         if factor is not None:
             capacity = self.gating.capacity(size, self.num_experts, factor)
             dispatch = self.dispatch
-        routing = self.gating(logits_GSE, valid_GS, capacity, uniform, *self._bias())
+        routing = self.gating(logits_GSE, valid_GS, capacity, uniform, *bias)
         self._report(routing, logits_GSE, valid_GS, None if factor is None else capacity)
 
-        experts = self._experts(width)
-        # Initialising declares parameters: the experts' work would be traced for nothing.
-        y_GSM = x_GSM if self.is_initializing() else dispatch(x_GSM, routing, experts, capacity)
+        y_GSM = dispatch(x_GSM, routing, experts, capacity)
         y_GSM = constrain(y_GSM, axes.GROUP, axes.GROUP_TOKENS, axes.ACTIVATION_EMBED)
         y_BLM = y_GSM.reshape(-1, width)[: batch * length].reshape(batch, length, width)
         y_BLM = y_BLM.astype(x_BLM.dtype)
-        return y_BLM + self._shared(x_BLM) if self.shared_mlp_dim else y_BLM
+        return y_BLM if shared_BLM is None else y_BLM + shared_BLM
 
     def capacity_factor(self, *, deterministic: bool, decode: bool) -> float | None:
         """Choose the capacity of training, evaluation or decoding; None drops nothing."""

@@ -50,8 +50,8 @@ _CACM = "Jouppi et al., A domain-specific supercomputer for training DNNs, CACM 
 _V4 = "Jouppi et al., TPU v4, arXiv 2304.01433, table 4"
 _CLOUD = "Google Cloud documentation, system architecture of "
 # Link bandwidth is a chip's published total in one direction over its links. Clocks of v5e, v5p and
-# v6e are not published; those here are peak / (32768 operations x 128 x 128 units, by the count of
-# units in the Cloud documentation).
+# v6e are not published. Those of v5e and v5p are the peak over the operations of a cycle: 2 x 128 x
+# 128 in each of 4 and 8 matrix units (Cloud documentation). v6e's is a guess, that of v5p.
 CHIPS = {
     "v2": Chip(46e12, 16 * _GIB, 700e9, 4, 496e9 / 8, 700e6, 2, _CACM),
     "v3": Chip(123e12, 32 * _GIB, 900e9, 4, 70e9, 940e6, 2, _CACM + "; links: " + _V4),
