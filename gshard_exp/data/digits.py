@@ -46,6 +46,9 @@ class Digits:
         """Return nothing: there are no vocabularies."""
         return {}
 
+    def write_model_files(self, model_dir: Path) -> None:
+        """Keep nothing: scikit-learn has the held-out images."""
+
 
 class DigitBatches:
     """The stream of `Digits`; its position is the number of batches drawn."""

@@ -200,6 +200,9 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
         )
     place = folder / f"checkpoint_{step}" / STATE
     try:
+        # Reads of many arrays at once, of which one fails, complain of one another afterwards.
+        if not any(place.glob("ocdbt.process_*")):
+            raise FileNotFoundError(f"{place} holds no arrays")
         # The handler itself: a Checkpointer would warn of what belongs to the folder above.
         handler = ocp.PyTreeCheckpointHandler()
         saved = handler.metadata(place).tree["params"]
