@@ -137,6 +137,12 @@ def test_a_file_gives_json_lines_with_scores(run, capsys, tmp_path):
     assert scores == sorted(scores, reverse=True) and scores[0] > -0.5
 
 
+def test_the_folder_may_be_named_from_where_one_is(run, capsys, monkeypatch):
+    monkeypatch.chdir(run.parent)
+    _, lines, _ = said(capsys, "translate", f"--model_dir={run.name}", SENTENCE)
+    assert lines == [TRANSLATION]
+
+
 def test_both_searches_and_the_reference_agree_on_a_trained_model(opened, run):
     translator = opened.translator
     scorer = beam_oracle.Scorer(opened.experiment.model, opened.params, 8)

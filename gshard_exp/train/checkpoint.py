@@ -178,7 +178,7 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
     Raises:
         SettingError: there is no such checkpoint, it is not whole, or of another model.
     """
-    folder = epath.Path(model_dir)
+    folder = epath.Path(Path(model_dir).absolute())  # orbax takes no other
     steps = sorted(
         int(path.name.removeprefix("checkpoint_"))
         for path in folder.glob("checkpoint_*")
