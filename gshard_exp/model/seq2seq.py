@@ -13,7 +13,7 @@ from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_within
 from gshard_exp.model.contract import Batch, Entry, Params, axis_names
 from gshard_exp.model.rebuild import rebuilt
-from gshard_exp.model.sown import layer_health, refuse_shared_layers, sum_over_layers
+from gshard_exp.model.sown import layer_health, layer_rngs, refuse_shared_layers, router_losses
 from gshard_exp.model.transformer import Stack, Transformer
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.rules import Names
@@ -156,11 +156,13 @@ class Seq2SeqModel:
             logits_BLV, targets_BL, self.label_smoothing, self.z_loss
         )
         correct_BL = _correct(logits_BLV, targets_BL)
-        aux = sum_over_layers(intermediates, "auxiliary_loss")
-        router_z = sum_over_layers(intermediates, "router_z_loss")
+        router_loss, router_metrics = router_losses(
+            intermediates,
+            aux_loss_factor=self.aux_loss_factor,
+            router_z_loss_factor=self.router_z_loss_factor,
+            share=share,
+        )
         token_loss = jnp.sum((smoothed_BL + z_BL) * weights_BL) / total_weight
-        router_loss = self.aux_loss_factor * aux + self.router_z_loss_factor * router_z
-        means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": router_loss}
         metrics = {
             "sums": {
                 "cross_ent_loss": jnp.sum(nll_BL * weights_BL),
@@ -169,13 +171,9 @@ class Seq2SeqModel:
                 "target_tokens": jnp.sum(weights_BL),
                 "source_tokens": jnp.sum(batch["encoder_input_tokens"] > 0).astype(jnp.float32),
             },
-            **jax.tree.map(
-                lambda mean: share * mean, {"means": means, "router": layer_health(intermediates)}
-            ),
+            **router_metrics,
         }
-        # 0 in value; its gradient is the load that biases of routers go by, and adds up over parts.
-        bias_loss = sum_over_layers(intermediates, "bias_loss")
-        return token_loss + share * router_loss + bias_loss, metrics
+        return token_loss + router_loss, metrics
 
     def evaluate(self, params: Params, batch: Batch) -> dict[str, Array]:
         """Score each row of an unpacked batch without randomness.
@@ -214,10 +212,6 @@ class Seq2SeqModel:
             )
             if name in batch
         }
-        rngs = {}
-        if key is not None:
-            dropout_key, routing_key = jax.random.split(key)
-            rngs = {"dropout": dropout_key, "routing": routing_key}
         logits_BLV, collected = self.module.apply(
             {"params": params},
             batch["encoder_input_tokens"],
@@ -225,7 +219,7 @@ class Seq2SeqModel:
             batch["decoder_target_tokens"],
             **optional,
             enable_dropout=key is not None,
-            rngs=rngs,
+            rngs=layer_rngs(key),
             mutable=["intermediates"],
         )
         return logits_BLV, collected.get("intermediates", {})

@@ -1,4 +1,4 @@
-"""What models do with their layers: collect what they sowed, refuse those that stand twice."""
+"""What models do with their layers: keys in, sown values out, none that stands twice."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -6,9 +6,40 @@ from collections.abc import Mapping
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from gshard_exp.errors import SettingError
+
+
+def layer_rngs(key: Key[Array, ""] | None) -> dict[str, Key[Array, ""]]:
+    """Return the keys that layers draw from in training; none without a key."""
+    return (
+        {} if key is None else dict(zip(("dropout", "routing"), jax.random.split(key), strict=True))
+    )
+
+
+def router_losses(
+    intermediates: Mapping, *, aux_loss_factor: float, router_z_loss_factor: float, share: float
+) -> tuple[Float[Array, ""], dict]:
+    """Add up what routers add to a loss.
+
+    Args:
+        intermediates: what the module sowed.
+        aux_loss_factor: of the sum over MoE layers of E^2 * l_aux.
+        router_z_loss_factor: of the sum over MoE layers of the router z-loss.
+        share: of this part in the whole batch; weighs means over groups.
+
+    Returns:
+        The loss, and the metrics `means` and `router`; all of it adds up over parts.
+    """
+    aux = sum_over_layers(intermediates, "auxiliary_loss")
+    router_z = sum_over_layers(intermediates, "router_z_loss")
+    loss = aux_loss_factor * aux + router_z_loss_factor * router_z
+    means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": loss}
+    metrics = {"means": means, "router": layer_health(intermediates)}
+    # 0 in value; its gradient is the load that biases of routers go by, and adds up over parts.
+    bias_loss = sum_over_layers(intermediates, "bias_loss")
+    return share * loss + bias_loss, jax.tree.map(lambda mean: share * mean, metrics)
 
 
 def layer_health(intermediates: Mapping) -> dict[str, dict[str, Array]]:

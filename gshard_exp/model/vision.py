@@ -23,7 +23,7 @@ from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_one_of, require_within
 from gshard_exp.model.contract import Batch, Entry, Params, axis_names
 from gshard_exp.model.layers import Dropout, RmsNorm
-from gshard_exp.model.sown import layer_health, refuse_shared_layers, sum_over_layers
+from gshard_exp.model.sown import layer_rngs, refuse_shared_layers, router_losses
 from gshard_exp.model.transformer import Stack
 from gshard_exp.sharding.annotate import constrain
 from gshard_exp.sharding.rules import Names
@@ -235,27 +235,24 @@ class ImageClassifier:
         share: float = 1.0,
     ) -> tuple[Float[Array, ""], dict]:
         """Compute the loss of a batch or a part of it; see `model.contract.Model.loss`."""
-        rngs = {}
-        if key is not None:
-            dropout_key, routing_key = jax.random.split(key)
-            rngs = {"dropout": dropout_key, "routing": routing_key}
         logits_BV, collected = self.module.apply(
             {"params": params},
             batch["images"],
             rows=batch["rows"],
             enable_dropout=key is not None,
-            rngs=rngs,
+            rngs=layer_rngs(key),
             mutable=["intermediates"],
         )
-        sown = collected.get("intermediates", {})
+        router_loss, router_metrics = router_losses(
+            collected.get("intermediates", {}),
+            aux_loss_factor=self.aux_loss_factor,
+            router_z_loss_factor=self.router_z_loss_factor,
+            share=share,
+        )
         log_BV = jax.nn.log_softmax(logits_BV)
         nll_B = -jnp.take_along_axis(log_BV, batch["labels"][:, None], axis=-1)[:, 0]
         smoothing = self.label_smoothing
         smoothed_B = (1.0 - smoothing) * nll_B - smoothing * jnp.mean(log_BV, axis=-1)
-        aux = sum_over_layers(sown, "auxiliary_loss")
-        router_z = sum_over_layers(sown, "router_z_loss")
-        router_loss = self.aux_loss_factor * aux + self.router_z_loss_factor * router_z
-        means = {"auxiliary_loss": aux, "router_z_loss": router_z, "router_loss": router_loss}
         right_B = jnp.argmax(logits_BV, axis=-1) == batch["labels"]
         metrics = {
             "sums": {
@@ -263,10 +260,9 @@ class ImageClassifier:
                 "correct": jnp.sum(right_B.astype(jnp.float32)),
                 "examples": jnp.float32(len(right_B)),
             },
-            **jax.tree.map(lambda x: share * x, {"means": means, "router": layer_health(sown)}),
+            **router_metrics,
         }
-        bias_loss = sum_over_layers(sown, "bias_loss")
-        return jnp.sum(smoothed_B) / total_weight + share * router_loss + bias_loss, metrics
+        return jnp.sum(smoothed_B) / total_weight + router_loss, metrics
 
     def scalars(self, sums: Mapping[str, float]) -> dict[str, float]:
         """Turn sums over images into means."""

@@ -8,19 +8,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gshard_exp.errors import require_at_least, require_one_of, require_positive
-from gshard_exp.moe.capacity import Rounding, slots_per_expert
+from gshard_exp.moe.capacity import Rounding
 from gshard_exp.moe.queues import one_hot, queue_in_turn, select
 from gshard_exp.moe.routing import (
-    Gating,
+    LimitedGating,
     Routing,
-    check_capacity_rule,
     load_balancing_loss,
     normalized,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class BiasedTopKGating(Gating):
+class BiasedTopKGating(LimitedGating):
     """Route each token to the K experts whose score plus bias is largest.
 
     Scores are sigmoids of the logits. The bias decides who is chosen and nothing else: weights are
@@ -55,23 +54,12 @@ class BiasedTopKGating(Gating):
         require_at_least(self, 1, "num_choices")
         require_positive(self, "scale")
         require_one_of(self, ("sigmoid", "softmax"), "score")
-        check_capacity_rule(self)
+        self.check_capacity_rule()
 
     @property
     def has_bias(self) -> bool:
         """The bias is what this is about."""
         return True
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C = K * S/E * factor, see `slots_per_expert`."""
-        return slots_per_expert(
-            self.num_choices,
-            group_size,
-            num_experts,
-            factor,
-            self.min_capacity,
-            self.capacity_rounding,
-        )
 
     def __call__(
         self,

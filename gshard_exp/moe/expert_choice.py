@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gshard_exp.errors import require_at_least, require_positive
-from gshard_exp.moe.capacity import Rounding, slots_per_expert
-from gshard_exp.moe.routing import Gating, Routing, check_capacity_rule, masked_softmax
+from gshard_exp.moe.capacity import Rounding
+from gshard_exp.moe.routing import LimitedGating, Routing, masked_softmax
 
 
 @dataclasses.dataclass(frozen=True)
-class ExpertChoiceGating(Gating):
+class ExpertChoiceGating(LimitedGating):
     """Let each expert take the C tokens of a group that have the largest gates for it.
 
     Every expert is full and there is no load to balance; a token is held by any number of experts,
@@ -43,7 +43,7 @@ class ExpertChoiceGating(Gating):
         """Refuse numbers without meaning."""
         require_at_least(self, 1, "num_choices")
         require_positive(self, "most_experts")
-        check_capacity_rule(self)
+        self.check_capacity_rule()
 
     @property
     def looks_ahead(self) -> bool:
@@ -54,17 +54,6 @@ class ExpertChoiceGating(Gating):
     def needs_capacity(self) -> bool:
         """With as many slots as tokens every expert takes every token."""
         return True
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C = c * S/E * factor, see `slots_per_expert`."""
-        return slots_per_expert(
-            self.num_choices,
-            group_size,
-            num_experts,
-            factor,
-            self.min_capacity,
-            self.capacity_rounding,
-        )
 
     def __call__(
         self,

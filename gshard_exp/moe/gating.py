@@ -14,14 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp.errors import require_one_of, require_positive
-from gshard_exp.moe.capacity import Rounding, slots_per_expert
+from gshard_exp.moe.capacity import Rounding
 from gshard_exp.moe.queues import by_gate, one_hot, queue, select
 from gshard_exp.moe.routing import (
     ORDERS,
-    Gating,
+    LimitedGating,
     Order,
     Routing,
-    check_capacity_rule,
     gumbel,
     load_balancing_loss,
     masked_softmax,
@@ -30,7 +29,7 @@ from gshard_exp.moe.routing import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Top2Gating(Gating):
+class Top2Gating(LimitedGating):
     """Route each token to its two best experts: Algorithm 1, group-level top-2 gating.
 
     In this order, within each group: every first choice takes a position in its expert's queue, in
@@ -92,7 +91,7 @@ class Top2Gating(Gating):
         require_one_of(self, ("before_drops", "after_drops", "never"), "normalize")
         require_one_of(self, ("first", "all"), "aux_counts")
         require_one_of(self, ORDERS, "order")
-        check_capacity_rule(self)
+        self.check_capacity_rule()
 
     @property
     def looks_ahead(self) -> bool:
@@ -102,17 +101,6 @@ class Top2Gating(Gating):
     def noise_shape(self, num_experts: int) -> tuple[int, ...] | None:
         """Ask for one number a token for the coin, or one for each expert to sample by."""
         return {"random": (), "sampled": (num_experts,), "all": None}[self.second_choice]
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C = 2S/E * factor, see `slots_per_expert`. The paper's C has factor 1."""
-        return slots_per_expert(
-            self.num_choices,
-            group_size,
-            num_experts,
-            factor,
-            self.min_capacity,
-            self.capacity_rounding,
-        )
 
     def __call__(
         self,
@@ -204,7 +192,7 @@ class Top2Gating(Gating):
 
 
 @dataclasses.dataclass(frozen=True)
-class Top1Gating(Gating):
+class Top1Gating(LimitedGating):
     """Route each token to its best expert: Switch Transformer, section 2.1.
 
     The combine weight is the softmax gate itself, not normalised, so that the router learns from
@@ -229,23 +217,12 @@ class Top1Gating(Gating):
     def __post_init__(self) -> None:
         """Refuse names and numbers without meaning."""
         require_one_of(self, ORDERS, "order")
-        check_capacity_rule(self)
+        self.check_capacity_rule()
 
     @property
     def looks_ahead(self) -> bool:
         """By gate, a token may lose its first slot to one behind it."""
         return self.order == "gate"
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C = S/E * factor, see `slots_per_expert`. Switch's equation 3."""
-        return slots_per_expert(
-            self.num_choices,
-            group_size,
-            num_experts,
-            factor,
-            self.min_capacity,
-            self.capacity_rounding,
-        )
 
     def __call__(
         self,

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gshard_exp.errors import require_at_least, require_one_of
-from gshard_exp.moe.capacity import Rounding, slots_per_expert
+from gshard_exp.moe.capacity import Rounding
 from gshard_exp.moe.queues import by_gate, one_hot, queue_in_turn, select
-from gshard_exp.moe.routing import ORDERS, Gating, Order, Routing, check_capacity_rule
+from gshard_exp.moe.routing import ORDERS, LimitedGating, Order, Routing
 
 _EDGE = 1e-6  # from 0 and 1, where the inverse of the normal distribution is infinite
 
 
 @dataclasses.dataclass(frozen=True)
-class NoisyTopKGating(Gating):
+class NoisyTopKGating(LimitedGating):
     """Route each token to the K experts whose gates are largest after noise on the logits.
 
     In training normal noise of deviation noise_std / E is added to the logits. All first choices
@@ -58,7 +58,7 @@ class NoisyTopKGating(Gating):
         require_at_least(self, 1, "num_choices")
         require_at_least(self, 0, "noise_std", "importance_weight", "load_weight")
         require_one_of(self, ORDERS, "order")
-        check_capacity_rule(self)
+        self.check_capacity_rule()
 
     @property
     def looks_ahead(self) -> bool:
@@ -68,17 +68,6 @@ class NoisyTopKGating(Gating):
     def noise_shape(self, num_experts: int) -> tuple[int, ...] | None:
         """Ask for one number for each expert."""
         return (num_experts,) if self.noise_std else None
-
-    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
-        """Return C = K * S/E * factor, see `slots_per_expert`."""
-        return slots_per_expert(
-            self.num_choices,
-            group_size,
-            num_experts,
-            factor,
-            self.min_capacity,
-            self.capacity_rounding,
-        )
 
     def __call__(
         self,

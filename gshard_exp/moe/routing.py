@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp.errors import require_at_least, require_one_of
-from gshard_exp.moe.capacity import ROUNDINGS
+from gshard_exp.moe.capacity import ROUNDINGS, Rounding, slots_per_expert
 
 ORDERS = ("position", "gate")
 Order = Literal["position", "gate"]
@@ -103,10 +103,32 @@ class Gating(Protocol):
         ...
 
 
-def check_capacity_rule(gating: object) -> None:
-    """Refuse fields `min_capacity` and `capacity_rounding` without meaning."""
-    require_one_of(gating, ROUNDINGS, "capacity_rounding")
-    require_at_least(gating, 1, "min_capacity")
+class LimitedGating(Gating):
+    """A gating whose capacity follows from S, E and a factor, by two fields of its own.
+
+    Attributes:
+        min_capacity: the fewest slots an expert has per group, however small S/E is.
+        capacity_rounding: see `slots_per_expert`.
+    """
+
+    min_capacity: int
+    capacity_rounding: Rounding
+
+    def capacity(self, group_size: int, num_experts: int, factor: float) -> int:
+        """Return C = K * S/E * factor, see `slots_per_expert`; the paper's has K = 2, factor 1."""
+        return slots_per_expert(
+            self.num_choices,
+            group_size,
+            num_experts,
+            factor,
+            self.min_capacity,
+            self.capacity_rounding,
+        )
+
+    def check_capacity_rule(self) -> None:
+        """Refuse values without meaning of the two fields."""
+        require_one_of(self, ROUNDINGS, "capacity_rounding")
+        require_at_least(self, 1, "min_capacity")
 
 
 def normalized(gate: Float[Array, "G S K"]) -> Float[Array, "G S K"]:
