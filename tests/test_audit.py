@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
@@ -69,3 +70,17 @@ def test_on_its_own_batches_the_paper_agrees_with_itself_and_others_do_not():
     assert by["crowded", "paper"].auxiliary_loss > 3.9
     # Equal gates have 2 * g2 = 1, which is above every coin.
     assert by["equal", "all"].routed_differently == 0
+
+
+def test_its_own_batches_are_what_their_names_say():
+    batches = audit_batches(0, groups=4, group_size=64, num_experts=8)
+    gates = {name: np.asarray(jax.nn.softmax(batch.logits)) for name, batch in batches.items()}
+
+    def busiest(name):
+        best = gates[name].argmax(-1)
+        return max(np.bincount(best.ravel(), minlength=8)) / (best.size / 8)
+
+    assert busiest("random") < 1.75 < 2 < busiest("skewed") < busiest("crowded") == 8
+    second = {name: np.sort(of_batch, axis=-1)[..., -2] for name, of_batch in gates.items()}
+    assert np.median(second["sure"]) < 0.05 < 0.15 < np.median(second["random"])
+    np.testing.assert_allclose(gates["equal"], 1 / 8, rtol=1e-6)

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 import tiny_run
 
+from gshard_exp.config import assemble
+from gshard_exp.train.experiment import Experiment
+from gshard_exp.train.flops import useful_flops
+
 HERE = Path(__file__).parent
 BENCH = HERE.parent / "experiments" / "bench"
 SMALL = [f"--gin.{binding}" for binding in tiny_run.SMALL]
@@ -61,13 +65,36 @@ def test_a_step_is_measured_with_the_core_install_alone():
     assert 1 <= found["executed_flops"] / found["useful_flops"] < 1.05
     assert found["loops_counted_once"] == []
     assert found["memory"]["planned_bytes"] > found["memory"]["temporary_bytes"] > 0
+    assert found["memory"]["peak_bytes"] > found["memory"]["planned_bytes"]
     assert found["mfu"] > 0 and found["step"]["rounds"] == 2
+    assert found["tokens_per_s"] == pytest.approx(128 / found["step"]["median_s"])
+    assert found["compile_s"] > 0
 
 
 def test_a_step_of_a_text_task_is_measured_without_its_text():
     text = HERE / "gin" / "tiny_text.gin"
     said = bench(*STEP, f"--gin_file={text}", core=True)
-    assert "MFU" in said and "tokens" in said
+    names = [line.split("  ")[0] for line in said.splitlines()]
+    assert names == [
+        *("device", "step", "tokens", "useful work", "executed", "matmul peak", "MFU", "memory"),
+        "compile",
+    ]
+    assert " ms (median of 2, spread " in said and "not known" not in said
+
+
+def test_the_size_of_the_comparison_is_that_of_its_description():
+    experiment = assemble(Experiment, ["experiments/bench/nllb_size.gin"], []).tree
+    module, tokens = experiment.model.module, experiment.batch_size * 64
+    assert (experiment.batch_size, experiment.lengths) == (32, {"inputs": 64, "targets": 64})
+    for stack in (module.encoder, module.decoder):
+        dense, sparse = stack.pattern
+        assert (stack.num_layers, dense.ffn.mlp_dim, sparse.ffn.expert_mlp_dim) == (4, 1024, 1024)
+        assert sparse.ffn.num_experts == 16 and tokens % sparse.ffn.group_size == 0
+        assert sparse.ffn.gating.capacity(sparse.ffn.group_size, 16, 1.0) == 64
+    for embedding in (module.source_embedding, module.target_embedding):
+        assert (embedding.vocab_size, embedding.embed_dim) == (8000, 256)
+    parts = useful_flops(experiment.model, batch_size=32, lengths=experiment.lengths)
+    assert sum(parts.values()) == pytest.approx(146e9, rel=0.01)
 
 
 def test_a_wrong_setting_is_one_message():

@@ -10,7 +10,7 @@ import pytest
 
 from gshard_exp.config import assemble, find_gin_files, parse, shipped_root
 from gshard_exp.model.contract import abstract_batch
-from gshard_exp.train.experiment import Experiment, check_layout
+from gshard_exp.train.experiment import Experiment, check_layout, check_without_devices
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
 
@@ -68,6 +68,7 @@ SHRUNK = {
     "TARGET_VOCAB_SIZE": 40,
 }
 LARGEST_AXIS = 2  # of the mesh
+OF_THE_RUN = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "TASK_FEATURE_LENGTHS")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -87,10 +88,14 @@ def rule_of(name):
     return RULES[max(covering, key=len)]
 
 
+def files_of(name):
+    """List the files that make an experiment, this one among them."""
+    return [name if file is THIS else file for file in rule_of(name).files]
+
+
 def shrunk(name):
     """Assemble the experiment of a file at a size for tests."""
-    rule = rule_of(name)
-    files = [name if file is THIS else file for file in rule.files]
+    rule, files = rule_of(name), files_of(name)
     read = parse(Experiment, files, rule.flags).macros_mentioned()
     flags = [f"{macro}={value!r}" for macro, value in SHRUNK.items() if macro in read]
     tree = assemble(Experiment, files, [*flags, *rule.flags]).tree
@@ -135,6 +140,22 @@ def test_it_makes_an_experiment_that_steps(name):
         tuple(tree.lengths.items()),
     )
     assert math.isfinite(loss)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_check_finds_it_valid_at_its_own_size(name):
+    mentioned = parse(Experiment, files_of(name), rule_of(name).flags).macros_mentioned()
+    if name.startswith(("gin/paper/", "experiments/")):
+        chosen = {"MODEL_DIR": "unused"}  # the rest they say themselves
+    elif name.endswith("transformer.gin"):
+        chosen = SHRUNK  # the skeletons have no sizes
+    else:
+        # A batch that lies evenly on any of their meshes.
+        chosen = SHRUNK | {"BATCH_SIZE": 64, "TASK_FEATURE_LENGTHS": {"inputs": 64, "targets": 64}}
+        chosen = {macro: chosen[macro] for macro in OF_THE_RUN}
+    flags = [f"{macro}={value!r}" for macro, value in chosen.items() if macro in mentioned]
+    tree = assemble(Experiment, files_of(name), [*flags, *rule_of(name).flags]).tree
+    check_without_devices(tree)
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -8,6 +8,7 @@ by random tokens, and its corpus is neither built nor asked for.
 
 import argparse
 import json
+import resource
 import sys
 import time
 
@@ -69,10 +70,15 @@ def memory(compiled: jax.stages.Compiled, device: jax.Device) -> dict[str, int |
     """Return bytes on one device: what the program was planned with, and the peak if it is known.
 
     The plan holds arguments (state and batch), results that do not take their place, and
-    temporaries.
+    temporaries. CPU devices do not count what they use: there the peak is that of the process, the
+    interpreter and the compiler included.
     """
     plan = compiled.memory_analysis()
-    statistics = device.memory_stats() or {}
+    if device.platform == "cpu":
+        unit = 1 if sys.platform == "darwin" else 1024
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    else:
+        peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     return {
         "planned_bytes": None
         if plan is None
@@ -81,7 +87,7 @@ def memory(compiled: jax.stages.Compiled, device: jax.Device) -> dict[str, int |
         - plan.alias_size_in_bytes
         + plan.temp_size_in_bytes,
         "temporary_bytes": None if plan is None else plan.temp_size_in_bytes,
-        "peak_bytes": statistics.get("peak_bytes_in_use"),
+        "peak_bytes": peak,
     }
 
 
