@@ -158,3 +158,19 @@ def test_both_beam_searches_are_compared_with_the_floor_without_the_peer():
     weights = 6 * 16 * 16 + 4 * 16 + 4 * 2 * 16 * 32 + 30 * 16
     used = weights - 2 * 2 * 16 * 32 + 2 * 16 * (16 + 8)
     assert found["step"] == {"flops": 2 * 2 * 4 * used, "weight_bytes": 4 * weights}
+
+
+def test_the_shared_expert_is_useful_work():
+    files = ["gin/models/tiny.gin", "gin/moe/{}.gin", "gin/sharding/expert_parallel.gin"]
+    files += ["gin/tasks/random.gin", "gin/runs/pretrain.gin"]
+    sizes = {"MODEL_DIR": "unused", "TRAIN_STEPS": 1, "BATCH_SIZE": 4}
+    flags = [f"{key}={value!r}" for key, value in sizes.items()]
+    flags.append("TASK_FEATURE_LENGTHS={'inputs': 8, 'targets': 8}")
+    work = {}
+    for routing in ("gshard", "deepseek"):
+        named = [file.format(routing) for file in files]
+        tree = assemble(Experiment, named, flags).tree
+        work[routing] = useful_flops(tree.model, batch_size=4, lengths=tree.lengths)
+    # One sparse layer on each side; 4 x 8 tokens, two products of 128 x 512, three passes.
+    added = 2 * 3 * 2 * 2 * (4 * 8) * 128 * 512
+    assert sum(work["deepseek"].values()) == sum(work["gshard"].values()) + added

@@ -142,7 +142,7 @@ def test_every_preset_has_an_example_and_names_its_source():
         if preset == "gshard":
             assert "arXiv 2006.16668" in source  # the paper itself, which departs from nothing
         else:
-            assert re.match(r"[\w-]+/[\w-]+, (\w+/)+\w+\.(py|gin)\b", source), source
+            assert re.match(r"[\w-]+/[\w-]+, (branch \w+, )?(\w+/)+\w+\.(py|gin)\b", source), source
             assert "# Departs from Algorithm 1" in header
 
 

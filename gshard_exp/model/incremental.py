@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.contract import Params
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.model.transformer import Transformer
 from gshard_exp.model.unrolled import unroll, unroll_params
 

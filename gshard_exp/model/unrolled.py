@@ -13,8 +13,8 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
+from gshard_exp.model.contract import Params
 from gshard_exp.model.rebuild import rebuilt
-from gshard_exp.model.seq2seq import Params
 from gshard_exp.model.transformer import DecoderBlock, Stack, Transformer
 
 

@@ -1,6 +1,7 @@
 """Move tokens into the buffers of their experts and back, as einsums or by row index.
 
-Both classes do the same thing to 1e-5, in value and gradient. Both work within a group, so a mesh
+All methods do the same thing to 1e-5, in value and gradient (`gather.GatherDispatch` is the third
+with buffers). These work within a group, so a mesh
 that splits the groups has nothing to communicate here; the all-to-all is that of
 `Experts.of_buffers`, between x_GECM and x_EGCM. `ragged.RaggedDispatch` has no buffers.
 

@@ -31,7 +31,7 @@ _DROPLESS: Dispatch = RaggedDispatch()
 
 
 class MoeLayer(nn.Module):
-    """A feed-forward layer of `num_experts` experts, of which each token uses one or two.
+    """A feed-forward layer of `num_experts` experts, of which each token uses a few.
 
     Tokens are laid out in G groups of `group_size`, in the order of the batch; the number of
     groups never depends on the number of devices. A last group that the batch does not fill is
@@ -52,8 +52,9 @@ class MoeLayer(nn.Module):
         group_size: S, tokens in a routing group.
         gating: Algorithm 1, or another function from logits to `Routing`.
         dispatch: how tokens reach their experts and come back where there is a capacity.
-        train_capacity_factor: multiplies the paper's capacity 2S/E in training; 1 is the paper.
-            None is dropless: every choice is computed, by `RaggedDispatch` whatever `dispatch` is.
+        train_capacity_factor: multiplies the gating's capacity K S/E in training; 1 with K = 2 is
+            the paper. None is dropless: every choice is computed, by `RaggedDispatch` whatever
+            `dispatch` is.
         eval_capacity_factor: the same when `deterministic`.
         decode_capacity_factor: the same for a step of decoding.
         router_jitter: in training the router, and only the router, sees its input times U[1 - j,
@@ -106,8 +107,8 @@ class MoeLayer(nn.Module):
         Args:
             x_BLM: tokens; the activation dtype of the result.
             valid: False on padding, which is neither routed nor counted.
-            rows: index of each row in the global batch, for the random second choice.
-            deterministic: no random second choice, capacity of evaluation.
+            rows: index of each row in the global batch, which keys random numbers.
+            deterministic: no noise, coins or jitter, and the capacity of evaluation.
             decode: and the capacity of decoding, if `deterministic`.
         """
         batch, length, width = x_BLM.shape

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float
 from gshard_exp.errors import require_at_least, require_one_of
 from gshard_exp.moe.capacity import Rounding
 from gshard_exp.moe.queues import by_gate, one_hot, queue_in_turn, select
-from gshard_exp.moe.routing import ORDERS, LimitedGating, Order, Routing
+from gshard_exp.moe.routing import ORDERS, LimitedGating, Order, Routing, masked_softmax
 
 _EDGE = 1e-6  # from 0 and 1, where the inverse of the normal distribution is infinite
 
@@ -81,12 +81,12 @@ class NoisyTopKGating(LimitedGating):
         del bias
         num_experts = logits.shape[-1]
         logits_GSE = jnp.where(valid[..., None], logits.astype(jnp.float32), 0.0)
-        quiet_GSE = jnp.where(valid[..., None], jax.nn.softmax(logits_GSE), 0.0)
+        quiet_GSE = masked_softmax(logits, valid)
         noisy_GSE, probs_GSE, deviation = logits_GSE, quiet_GSE, self.noise_std / num_experts
         if uniform is not None:
             normal_GSE = jax.scipy.special.ndtri(jnp.clip(uniform, _EDGE, 1 - _EDGE))
             noisy_GSE = logits_GSE + deviation * normal_GSE
-            probs_GSE = jnp.where(valid[..., None], jax.nn.softmax(noisy_GSE), 0.0)
+            probs_GSE = masked_softmax(noisy_GSE, valid)
         choices = min(self.num_choices, num_experts)
         _, expert_GSK = jax.lax.top_k(jax.lax.stop_gradient(noisy_GSE), choices)
         hot = [one_hot(expert_GSK[..., k], num_experts) for k in range(choices)]

@@ -14,7 +14,8 @@ from gshard_exp.data.batches import padded_batches, to_mesh
 from gshard_exp.data.splits import SPLITS
 from gshard_exp.data.tasks import TranslationTasks
 from gshard_exp.errors import require_at_least, require_one_of
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.contract import Params
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.rules import Rules
 

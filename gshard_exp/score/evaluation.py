@@ -10,7 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gshard_exp.data.batches import padded_batches, to_mesh
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.contract import Params
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.score.bleu import Metric
 from gshard_exp.score.evaluate import score_batch

@@ -9,8 +9,9 @@ from jax.sharding import Mesh
 from gshard_exp.data.splits import SPLITS
 from gshard_exp.data.tasks import TranslationTasks
 from gshard_exp.errors import require_at_least, require_one_of
+from gshard_exp.model.contract import Params
 from gshard_exp.model.incremental import StepDecoder
-from gshard_exp.model.seq2seq import Params, Seq2SeqModel
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.score.beam import BeamSearch
 from gshard_exp.score.quality import Scored, quality
 from gshard_exp.score.translator import Translator

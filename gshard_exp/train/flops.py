@@ -2,8 +2,8 @@
 
 Useful are the multiply-adds of the products that the model is defined by, two operations each:
 projections, attention scores and mixing (whole, also where a causal mask hides half), feed-forward
-layers, the K experts that a token may be sent to, router and logits. Not counted: what a way of
-computing adds (dispatch by einsum, recomputation, slots that stay empty), element-wise work,
+layers, the K experts that a token may be sent to and the one that all share, router and logits. Not
+counted: what a way of computing adds (dispatch by einsum, recomputation, slots that stay empty), element-wise work,
 look-ups and the optimizer.
 """
 
@@ -66,6 +66,8 @@ def _block(
         choices = min(ffn.gating.num_choices, ffn.num_experts)
         parts["experts"] = choices * 4 * tokens * width * ffn.expert_mlp_dim
         parts["router"] = 2 * tokens * width * ffn.num_experts
+        # The shared expert is a dense layer beside the others.
+        parts["dense feed-forward"] = 4 * tokens * width * ffn.shared_mlp_dim
     else:
         parts["dense feed-forward"] = 4 * tokens * width * ffn.mlp_dim
     return parts

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from gshard_exp.data.batches import BatchIterator, to_mesh
-from gshard_exp.model.seq2seq import Params
+from gshard_exp.model.contract import Params
 from gshard_exp.train.checkpoint import CheckpointFolder
 from gshard_exp.train.experiment import (
     Evaluator,

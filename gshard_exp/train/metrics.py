@@ -122,11 +122,11 @@ class Window:
         `per_all_target_tokens`) is of the window as a whole; `loss`, `grad_norm` and router health
         are means over steps.
         """
-        steps = jax.device_get(self._steps)
+        fetched = jax.device_get(self._steps)
+        steps, rates = fetched, self._rates(fetched)
         skipped = [s for s in steps if not s["finite"]]
         # A window in which no step is finite has nothing better to show.
         steps = [s for s in steps if s["finite"]] or steps
-        rates = self._rates(jax.device_get(self._steps))
         sums = jax.tree.map(lambda *x: float(np.sum(x)), *[s["sums"] for s in steps])
         means = jax.tree.map(lambda *x: float(np.mean(x)), *[s["means"] for s in steps])
         router = jax.tree.map(lambda *x: np.mean(x, axis=0), *[s["router"] for s in steps])
