@@ -7,10 +7,10 @@ work on values of a program (in `jit`, under `grad`, `vmap`, `scan`, `checkpoint
 between programs.
 
 With `replicate`, `split` and `shard` a size that does not divide is cut into parts of the size
-rounded up, and the partitioner pads the last ones (`constrain` refuses it: a rule is meant for every
-size that it meets). Only inside a program, for JAX refuses such parts at its border: as an argument,
-as a result (which JAX then replicates) and in `device_put`. A NumPy constant is an array between
-programs, wherever it is written.
+rounded up, and the partitioner pads the last ones (`constrain` refuses it: a rule is meant for
+every size that it meets). Only inside a program, for JAX refuses such parts at its border: as an
+argument, as a result (which JAX then replicates) and in `device_put`. A NumPy constant is an array
+between programs, wherever it is written.
 """
 
 import contextlib

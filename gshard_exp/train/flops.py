@@ -2,9 +2,9 @@
 
 Useful are the multiply-adds of the products that the model is defined by, two operations each:
 projections, attention scores and mixing (whole, also where a causal mask hides half), feed-forward
-layers, the K experts that a token may be sent to and the one that all share, router and logits. Not
-counted: what a way of computing adds (dispatch by einsum, recomputation, slots that stay empty), element-wise work,
-look-ups and the optimizer.
+layers, the K experts that a token may be sent to and the one that all share, router and logits.
+Not counted: what a way of computing adds (dispatch by einsum, recomputation, slots that stay
+empty), element-wise work, look-ups and the optimizer.
 """
 
 from collections.abc import Mapping
