@@ -128,10 +128,12 @@ class MultiHeadAttention(nn.Module):
         else:
             key_BKND = self._project("key", memory_BKM)
             value_BKND = self._project("value", memory_BKM)
-            query_BLND = query_BLND * self.head_dim**-0.5
-            scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND, key_BKND)
-            weights_BNLK = self._weights(scores_BNLK, mask, **how)
-            mixed_BLND = jnp.einsum("BNLK,BKND->BLND", weights_BNLK, value_BKND)
+            # Initialising declares parameters; the rest would be traced for nothing.
+            mixed_BLND = (
+                query_BLND
+                if self.is_initializing()
+                else self._mixed(query_BLND, key_BKND, value_BKND, mask, **how)
+            )
         out_NDM = nn_partitioning.param_with_axes(
             "out",
             _heads_out_init,
@@ -140,6 +142,12 @@ class MultiHeadAttention(nn.Module):
             axes=(axes.HEADS, axes.KV, axes.EMBED),
         )
         return jnp.einsum("BLND,NDM->BLM", mixed_BLND, out_NDM.astype(x_BLM.dtype))
+
+    def _mixed(self, query_BLND, key_BKND, value_BKND, mask, **how):
+        """Return the values that each query attends to, as many as there are queries."""
+        scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND * self.head_dim**-0.5, key_BKND)
+        weights_BNLK = self._weights(scores_BNLK, mask, **how)
+        return jnp.einsum("BNLK,BKND->BLND", weights_BNLK, value_BKND)
 
     def _weights(self, scores_BNLK, mask, *, rows, deterministic):
         """Return the softmax over K where `mask` is True, in the dtype of the scores."""
