@@ -49,6 +49,10 @@ WAYS = {
     "in scan": lambda annotation: (
         lambda x: jax.lax.scan(lambda x, _: (annotation(x), None), x, None, length=2)[0]
     ),
+    "in vmap": lambda annotation: lambda x: jax.vmap(annotation)(np.stack([-x, x]))[1],
+    "in jit and vmap": lambda annotation: (
+        lambda x: jax.jit(jax.vmap(annotation))(np.stack([-x, x]))[1]
+    ),
 }
 
 

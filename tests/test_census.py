@@ -67,6 +67,11 @@ def test_a_sparse_layer_sends_its_tokens_twice_forward_and_twice_backward(step):
         for scope in ("dispatch", "combine")
     }
     assert all(row.causes[0].layer == "MoeLayer" for row in rows(step, "all-to-all"))
+    # And no other, which could have hidden behind one of the four.
+    assert len(rows(step, "all-to-all")) == 4
+    assert step.count("all-to-all", "forward") == 2 * LAYERS
+    assert step.count("all-to-all", "backward") == 2 * LAYERS
+    assert step.count("all-to-all") == 4 * LAYERS
 
 
 def test_nothing_else_that_is_more_than_health_is_sent_forward(step):
@@ -132,6 +137,34 @@ def test_a_value_that_nobody_replicates_and_every_device_gathers_is_warned_of(me
     assert whole.axes == ("a", "b")
     assert "('a', 'b')" in whole.missing and "cumsum" in str(whole.cause)
     assert "warning: f32[48, 40] (7,680 bytes) becomes whole" in found.table()
+
+
+@pytest.mark.parametrize("with_unused", [False, True])
+def test_the_warning_of_a_parameter_names_it_with_its_size_and_what_is_missing(with_unused, mesh):
+    def running(params):
+        # Along the dimension that is split.
+        return jnp.sum(jnp.cumsum(params["encoder"]["positions"], 0) ** 2)
+
+    split = on(mesh, ("a", "b"), None)
+    positions = jax.ShapeDtypeStruct((48, 40), jnp.float32, sharding=split)
+    params = {"encoder": {"positions": positions}}
+    if with_unused:  # which XLA drops from the arguments
+        params["scale"] = jax.ShapeDtypeStruct((40,), jnp.float32, sharding=on(mesh))
+    found = census.take(jax.jit(running), params, mesh=mesh)
+    missing = (
+        "it has the size of encoder/positions, split (('a', 'b'), None): "
+        "annotate the operands and the result of cumsum reduce_window_sum"
+    )
+    (written,) = json.loads(found.as_json())["replications"]
+    assert (written["shape"], written["bytes"], written["axes"]) == (
+        "f32[48, 40]",
+        7680,
+        ["a", "b"],
+    )
+    assert written["missing"] == missing
+    (warning,) = (line for line in found.table().splitlines() if line.startswith("warning"))
+    assert warning.startswith("warning: f32[48, 40] (7,680 bytes) becomes whole on every device")
+    assert warning.endswith(missing)
 
 
 def test_a_value_that_is_replicated_on_purpose_is_not(mesh):

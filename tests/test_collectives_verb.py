@@ -1,6 +1,7 @@
 """`gshard-exp collectives`: what is measured, what it is compared with, and how it is shown."""
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 from matplotlib import image
 
 from gshard_exp import cli
-from gshard_exp.sharding import figure9, hlo, primitives
+from gshard_exp.sharding import figure9, hlo, primitives, primitives_report
 
 SMALL = ["--devices=8", "--sizes=1KB,4KB", "--runs=3"]
 NAMES = ["all-reduce", "all-gather", "all-to-all", "collective-permute"]
@@ -46,6 +47,34 @@ def test_the_table_has_the_same_and_the_published_curves_beside_it(capsys):
         ]
     assert figure9.SOURCE in out
     assert any(line.split()[:3] == ["all-to-all", "32MB", "1106"] for line in lines)
+
+
+def test_median_spread_and_rate_are_those_of_the_times_in_table_and_json(
+    tmp_path, capsys, monkeypatch
+):
+    # In order 10, 20, 30, 40 and 80 us: quartiles 20 and 40, spread (40 - 20) / 2 of the median 30.
+    times = (40e-6, 10e-6, 80e-6, 20e-6, 30e-6)
+    measured = primitives.Measurement("all-reduce", 32 * 2**20, 4, times)
+    monkeypatch.setattr(primitives_report, "measure", lambda *_, **__: [measured])
+    file = tmp_path / "out.json"
+    flags = ["--devices=4", "--sizes=32MB"]
+    assert cli.main(["collectives", *flags, f"--json={file}"]) == 0
+    (row,) = json.loads(file.read_text())["measurements"]
+    assert row["median_s"] == pytest.approx(30e-6)
+    assert row["spread"] == pytest.approx(1 / 3)
+    # An all-reduce over 4 sends 2 * 3/4 of the size: 48 MB = 50,331,648 bytes in 30 us.
+    assert row["bytes_per_second"] == pytest.approx(50_331_648 / 30e-6)
+    capsys.readouterr()
+    assert cli.main(["collectives", *flags]) == 0
+    head, shown = (re.split("  +", line) for line in capsys.readouterr().out.splitlines()[2:4])
+    assert dict(zip(head, shown, strict=True)) == {
+        "primitive": "all-reduce",
+        "size": "32MB",
+        "partitions": "4",
+        "median us": "30",
+        "spread": "33%",
+        "GB/s sent by each": "1677.72",
+    }
 
 
 def test_json_on_the_output_is_all_that_stands_there(capsys):

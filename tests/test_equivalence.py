@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 
 from gshard_exp.model.transformer import REMAT_POLICIES
-from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
-from gshard_exp.train.invariance import OneDevice, Way
+from gshard_exp.train.invariance import DISPATCHES, OneDevice, Way
 from gshard_exp.train.layouts import factorisations, label
 
 MESHES = factorisations(8)
-DISPATCHES = (EinsumDispatch(), ScatterDispatch())
 KEY = jax.random.key(7)
 
 
@@ -53,7 +51,7 @@ def test_the_meshes_are_all_factorisations_of_eight():
     assert {mesh.count for mesh in MESHES} == {8}
 
 
-@pytest.mark.parametrize("dispatch", DISPATCHES, ids=["einsum", "scatter"])
+@pytest.mark.parametrize("dispatch", DISPATCHES, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("mesh", MESHES, ids=label)
 def test_any_mesh_and_dispatch_gives_what_one_device_gives(mesh, dispatch, reference):
     compared = reference.compare(Way(mesh, dispatch))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import gin
+from gshard_exp import axes
 
 REPO = Path(__file__).parent.parent
 PACKAGE = REPO / "gshard_exp"
@@ -45,6 +46,26 @@ FORBIDDEN_AT_TOP = {
     "tensorflow_datasets",
     "sacrebleu",
     "matplotlib",
+}
+# Model code places values by the logical names of dimensions; which mesh axes these lie on is said
+# by the rules.
+MODEL_CODE = [path for path in MODULES if path.parent.name in ("model", "moe")]
+PLACES_BY_NAME = {
+    "gshard_exp.sharding.annotate.constrain",
+    "gshard_exp.sharding.manual.manual",
+    "gshard_exp.sharding.manual.sum_over_devices",
+    "gshard_exp.sharding.rules.Names",
+    "gshard_exp.sharding.rules.Rules",
+}
+PLACES_BY_HAND = {
+    "NamedSharding",
+    "PartitionSpec",
+    "shard_map",
+    "with_sharding_constraint",
+    "DATA",
+    "EXPERT_AXIS",
+    "MODEL",
+    "MESH_AXES",
 }
 
 
@@ -144,6 +165,48 @@ def test_only_the_mesh_asks_jax_for_devices():
         if any(call in path.read_text() for call in asks)
     ]
     assert askers == ["sharding/mesh.py"]
+
+
+def by_hand(source):
+    """Name what a source uses of the mesh itself, past the logical names of dimensions."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            mentioned = {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            mentioned = {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Attribute):
+            mentioned = {ast.unparse(node)}
+        else:
+            mentioned = {node.value} if isinstance(node, ast.Constant) else set()
+            found |= mentioned & set(axes.MESH_AXES)
+            continue
+        found |= {name for name in mentioned if name.split(".")[-1] in PLACES_BY_HAND}
+        found |= {n for n in mentioned if n.startswith("gshard_exp.sharding")} - PLACES_BY_NAME
+    return found
+
+
+@pytest.mark.parametrize("path", MODEL_CODE, ids=names(MODEL_CODE))
+def test_model_code_places_values_by_logical_names_alone(path):
+    assert not by_hand(path.read_text())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from jax.sharding import PartitionSpec as P",
+        "jax.sharding.NamedSharding(mesh, spec)",
+        "jax.lax.with_sharding_constraint(x, spec)",
+        "from gshard_exp.sharding.annotate import constrain, split",
+        "from gshard_exp.sharding import annotate",
+        "import gshard_exp.sharding.annotate",
+        "psum(x, 'model')",
+        "psum(x, axes.EXPERT_AXIS)",
+        "from gshard_exp.axes import DATA",
+    ],
+)
+def test_a_value_that_is_placed_by_hand_would_be_seen(source):
+    assert len(by_hand(source)) == 1
 
 
 def test_argv_is_read_by_the_command_line_alone():

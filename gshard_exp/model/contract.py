@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 import flax
 import jax
 from flax.linen import partitioning
-from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Key
 
 from gshard_exp.model.transformer import Stack
@@ -120,4 +120,4 @@ def abstract_batch(
 def axis_names(params_axes: Mapping) -> dict:
     """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
     specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
-    return jax.tree.map(tuple, specs, is_leaf=lambda leaf: isinstance(leaf, PartitionSpec))
+    return jax.tree.map(tuple, specs)

@@ -258,8 +258,11 @@ def known_values(jaxpr: ClosedJaxpr, arguments: Sequence[Any], compiled: Any) ->
             note(variable.aval, equation.params["sharding"] if constraint else None)
     given = jax.tree_util.tree_leaves_with_path(tuple(arguments))
     shardings = jax.tree.leaves(compiled.input_shardings[0])
-    if len(given) == len(shardings):  # else some arguments are not used, and left out there
-        for (path, leaf), sharding in zip(given, shardings, strict=True):
+    if len(given) != len(shardings):  # some are not used and left out there: what they say of it
+        own = (getattr(leaf, "sharding", None) for _, leaf in given)
+        shardings = [one if isinstance(one, NamedSharding) else None for one in own]
+    for (path, leaf), sharding in zip(given, shardings, strict=True):
+        if hasattr(leaf, "dtype"):  # else it is a number of Python's, or static
             note(leaf, sharding, jax.tree_util.keystr(path[1:], simple=True, separator="/"))
     for variable, sharding in zip(
         jaxpr.jaxpr.outvars, jax.tree.leaves(compiled.output_shardings), strict=True
@@ -317,7 +320,8 @@ def _missing(value: Value, cause: Cause) -> str:
     where += f" in {cause.place}" if cause.place else ""
     if value.names:
         names = ", ".join(value.names[:3])
-        return f"it has the size of {names}, split {value.split}: annotate {where}"
+        split = f", split {value.split}" if value.split else ""
+        return f"it has the size of {names}{split}: annotate {where}"
     if value.split:
         return f"a value of this shape is annotated {value.split} elsewhere: annotate {where}"
     return f"no value of this shape is annotated: annotate {where}"
