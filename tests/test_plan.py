@@ -6,6 +6,7 @@ import importlib.util
 import models
 import planned
 import pytest
+from test_census import ASYNCHRONOUS
 
 from gshard_exp.errors import SettingError
 from gshard_exp.plan import collectives, parts
@@ -209,6 +210,28 @@ def test_a_step_takes_cycles_and_bytes_and_collectives_times_trips():
     assert (row.kind, row.count, row.bytes, row.axes) == ("all-to-all", 5, 2**23, "expert")
     assert row.cause == "dispatch and combine, forward"
     assert cost.unknown_loops == ()
+
+
+def test_asynchronous_collectives_take_their_time_and_name_their_axes():
+    topology = parse_topology("v3:2x2")
+    mesh = {"data": 4, "expert": 2}
+    cost = estimate(hlo.parse(ASYNCHRONOUS), topology, sparse=frozenset(), mesh=mesh)
+    found = {(row.kind, row.count, row.bytes, row.group, row.axes) for row in cost.collectives}
+    assert found == {
+        ("all-to-all", 1, 64, 2, "expert"),  # within what an async-start calls
+        ("all-reduce", 1, 64, 4, "data"),
+        ("collective-permute", 1, 64, 2, "expert"),
+    }
+    assert all(row.seconds == collectives.LATENCY for row in cost.collectives)
+    # And the copy at the end: 64 bytes in, 64 out.
+    assert cost.step_seconds == pytest.approx(3 * collectives.LATENCY + 128 / 450e9)
+    assert cost.bytes_moved == 128
+
+
+def test_equal_names_in_two_computations_are_two_instructions():
+    text = TPU.replace("%w = (s32[]", "%a = (s32[]")  # the loop is called like what it sends
+    cost = estimate(hlo.parse(text), V3, sparse=frozenset({"encoder/1"}), mesh={"expert": 2048})
+    assert [row.count for row in cost.collectives] == [5]
 
 
 def test_the_largest_results_are_named():
