@@ -207,7 +207,7 @@ ENTRY %main (x: bf16[8,4], y: f32[16]) -> bf16[8,4] {
   %x = bf16[8,4]{1,0:T(8,128)(2,1)} parameter(0)
   %y = f32[16]{0} parameter(1)
   %s = ((bf16[8,4]{1,0}), bf16[8,4]{1,0}, u32[]) async-start(%x), calls=%wrapped
-  %r = f32[16]{0} all-reduce-start(%y), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add, metadata={op_name="jit(f)/transpose(jvp(M))/M.encode/encoder/ffn/ffn._experts/ERM,EMH->ERH/dot_general"}
+  %r = f32[16]{0} all-reduce-start(%y), replica_groups={{0,2,4,6},{1,3,5,7}}, to_apply=%add, metadata={op_name="jit(f)/transpose(jvp(M))/M.encode/encoder/ffn/experts/ERM,EMH->ERH/dot_general"}
   %c = (f32[16]{0}, f32[16]{0}, u32[]{:S(2)}, u32[]{:S(2)}) collective-permute-start(%y), source_target_pairs={{0,1},{1,0}}
   %d = bf16[8,4]{1,0} async-done(%s), calls=%wrapped
   %rd = f32[16]{0} all-reduce-done(%r)
@@ -232,8 +232,8 @@ def test_asynchronous_collectives_count_once_each():
     [
         (
             "jit(step)/jvp(Net)/Net.encode/encoder/while/body/closed_call/layers/pattern_1/ffn/"
-            "ffn._experts/ERM,EMH->ERH/dot_general",
-            [Cause("forward", MOE, "MoeLayer", "experts ERM,EMH->ERH")],
+            "experts/ERM,EMH->ERH/dot_general",
+            [Cause("forward", f"{MOE}/experts", "MoeLayer", "ERM,EMH->ERH")],
         ),
         (
             "jit(step)/transpose(jvp(Net))/Net.decode/target_embedding.logits/BLM,VM->BLV/dot_general",

@@ -6,6 +6,7 @@ import importlib.util
 import models
 import planned
 import pytest
+from test_census import ASYNCHRONOUS
 
 from gshard_exp.errors import SettingError
 from gshard_exp.plan import collectives, parts
@@ -116,13 +117,15 @@ BACKWARD = "jit(step)/transpose(jvp(Transformer))/Transformer.decode/decoder/whi
         (FORWARD.format(1, "ffn/ffn._router/GSM,ME->GSE/dot_general"), 3, 0),
         (FORWARD.format(1, "ffn/GSX,GSM->GXM/dot_general"), 3, 0),
         (FORWARD.format(1, "ffn/cumsum"), 4, 0),
-        (FORWARD.format(1, "ffn/transpose"), 5, 0),
+        (FORWARD.format(1, "ffn/dispatch/transpose"), 5, 0),
         (
-            BACKWARD.format("checkpoint/rematted_computation/", "layers/pattern_1/ffn/transpose"),
+            BACKWARD.format(
+                "checkpoint/rematted_computation/", "layers/pattern_1/ffn/combine/transpose"
+            ),
             5,
             1,
         ),
-        (BACKWARD.format("checkpoint/", "layers/pattern_1/ffn/ffn._experts/ERM,EMH->ERH"), 6, 2),
+        (BACKWARD.format("checkpoint/", "layers/pattern_1/ffn/experts/ERM,EMH->ERH"), 6, 2),
         ("jit(step)/jvp(Transformer)/Transformer.decode/target_embedding.logits/BLM,VM->BLV", 7, 0),
         (FORWARD.format(1, "attention_norm/rsqrt"), 8, 0),
         ("jit(step)/jvp(Transformer)/Transformer.encode/encoder/while/body/dynamic_slice", 9, 0),
@@ -163,9 +166,9 @@ TPU = f"""HloModule jit_step
   %i = s32[] get-tuple-element(%s), index=0
   %x = f32[5,256] get-tuple-element(%s), index=1
   %y = bf16[2048,2048] get-tuple-element(%s), index=2
-  %f = f32[1,256] fusion(%x, %i), kind=kLoop, calls=%fused, {MOE}ffn._experts/relu"}}, \
+  %f = f32[1,256] fusion(%x, %i), kind=kLoop, calls=%fused, {MOE}experts/relu"}}, \
 backend_config={{"window_config":{{"estimated_cycles":"940"}}}}
-  %a = bf16[2048,2048] all-to-all(%y), replica_groups=[1,2048]<=[2048], {MOE}transpose"}}
+  %a = bf16[2048,2048] all-to-all(%y), replica_groups=[1,2048]<=[2048], {MOE}dispatch/transpose"}}
   %r = bf16[2048,2048] reshape(%a)
   ROOT %t = (s32[], f32[5,256], bf16[2048,2048]) tuple(%i, %x, %r)
 }}
@@ -209,10 +212,32 @@ def test_a_step_takes_cycles_and_bytes_and_collectives_times_trips():
     assert cost.unknown_loops == ()
 
 
+def test_asynchronous_collectives_take_their_time_and_name_their_axes():
+    topology = parse_topology("v3:2x2")
+    mesh = {"data": 4, "expert": 2}
+    cost = estimate(hlo.parse(ASYNCHRONOUS), topology, sparse=frozenset(), mesh=mesh)
+    found = {(row.kind, row.count, row.bytes, row.group, row.axes) for row in cost.collectives}
+    assert found == {
+        ("all-to-all", 1, 64, 2, "expert"),  # within what an async-start calls
+        ("all-reduce", 1, 64, 4, "data"),
+        ("collective-permute", 1, 64, 2, "expert"),
+    }
+    assert all(row.seconds == collectives.LATENCY for row in cost.collectives)
+    # And the copy at the end: 64 bytes in, 64 out.
+    assert cost.step_seconds == pytest.approx(3 * collectives.LATENCY + 128 / 450e9)
+    assert cost.bytes_moved == 128
+
+
+def test_equal_names_in_two_computations_are_two_instructions():
+    text = TPU.replace("%w = (s32[]", "%a = (s32[]")  # the loop is called like what it sends
+    cost = estimate(hlo.parse(text), V3, sparse=frozenset({"encoder/1"}), mesh={"expert": 2048})
+    assert [row.count for row in cost.collectives] == [5]
+
+
 def test_the_largest_results_are_named():
     size, shape, origin = largest_results(hlo.parse(TPU), 1)[0]
     assert (size, shape) == (2**23, "bf16[2048,2048]")
-    assert origin.endswith("ffn/transpose")
+    assert origin.endswith("ffn/dispatch/transpose")
 
 
 def test_a_plan_that_does_not_fit_is_a_result_with_what_is_large_and_what_to_change():

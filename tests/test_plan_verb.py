@@ -27,7 +27,7 @@ def compiled(monkeypatch):
         sizes = {"argument": 150, "output": 100, "alias": 100, "temp": 900, "peak": 1000}
         state = {"parameters": 80, "optimizer": 20}
         return compiling.Program(
-            topology.name, {"expert": 8}, TPU, "", sizes, state, 0.1, 2.0, 1.0, {"jax": "1"}
+            topology.name, {"expert": 2048}, TPU, "", sizes, state, 0.1, 2.0, 1.0, {"jax": "1"}
         )
 
     monkeypatch.setattr(compiling, "compile_step", compile_step)

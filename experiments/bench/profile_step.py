@@ -25,8 +25,8 @@ GIN = "experiments/bench/nllb_size.gin"
 WAITING = "waiting"
 # The first pattern that the name of an instruction's origin matches says its part.
 PARTS = (
-    ("experts", r"ffn/.*(ERM,EMH|ERH,EHM)"),
-    ("dispatch and combine", r"_scatter_rows|_gather_rows|scatter|GSX|gather_rows"),
+    ("experts", r"ffn/.*(experts/|_shared/)"),
+    ("dispatch and combine", r"ffn/(dispatch|combine)/|scatter|GSX|gather_rows"),
     ("gating", r"ffn/.*(softmax|argmax|cumsum|one_hot|top_k|sort)|GSM,ME"),
     ("attention", r"attention"),
     ("rest of feed-forward", r"ffn"),

@@ -29,11 +29,13 @@ class Experts(NamedTuple):
         # C of 1 or 2 to 8 sublanes, and CPUs multiply and transpose flat matrices faster.
         num_experts, groups, capacity, width = x_EGCM.shape
         x_ERM = x_EGCM.reshape(num_experts, groups * capacity, width)
-        h_ERH = jax.nn.relu(jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype)))
-        h_ERH = constrain(h_ERH, axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
-        y_ERM = jnp.einsum("ERH,EHM->ERM", h_ERH, self.wo.astype(x.dtype))
+        with jax.named_scope("experts"):
+            h_ERH = jax.nn.relu(jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype)))
+            h_ERH = constrain(h_ERH, axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
+            y_ERM = jnp.einsum("ERH,EHM->ERM", h_ERH, self.wo.astype(x.dtype))
         return _from_experts(y_ERM.reshape(x_EGCM.shape))
 
+    @jax.named_scope("experts")
     def of_rows(self, x: Float[Array, "R M"], sizes: Int[Array, " E"]) -> Float[Array, "R M"]:
         """Compute rows that are sorted by expert, `sizes` of each; 0 for rows of nobody."""
         h_RH = jax.nn.relu(grouped_dot(x, self.wi.astype(x.dtype), sizes))
@@ -41,7 +43,8 @@ class Experts(NamedTuple):
 
 
 # The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone
-# the partitioner replicates the whole [E, G, C, M] array. The scopes' names reach the census.
+# the partitioner replicates the whole [E, G, C, M] array. The scopes' names,
+# here and around the products, reach the census and the plans.
 @jax.named_scope("dispatch")
 def _to_experts(x_GECM: Float[Array, "G E C M"]) -> Float[Array, "E G C M"]:
     x_GECM = constrain(x_GECM, axes.GROUP, None, axes.CAPACITY, axes.ACTIVATION_EMBED)

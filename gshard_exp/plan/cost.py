@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.schedule import Work, schedule
 from gshard_exp.plan.topology import Chip, Topology
+from gshard_exp.sharding.groups import mesh_axes
 from gshard_exp.sharding.hlo import Module
 
 # Opcodes of asynchronous collectives and copies; the time is that of the start.
@@ -37,7 +38,7 @@ class CollectiveCost:
         bytes: of one execution on one core.
         seconds: of all executions; None on CPU.
         group: cores that exchange with one another.
-        axes: mesh axes of which the group is made; "?" if sizes do not tell.
+        axes: mesh axes over which they do, see `sharding.groups.mesh_axes`.
         cause: part of the model and pass.
     """
 
@@ -82,10 +83,6 @@ class Cost:
         total = sum(sum(passes.values()) for passes in self.breakdown.values())
         return total or None
 
-    def seconds_of(self, phase: str) -> float:
-        """Predicted time of a pass."""
-        return sum(passes.get(phase, 0.0) for passes in self.breakdown.values())
-
 
 def estimate(
     module: Module, topology: Topology, *, sparse: frozenset[str], mesh: Mapping[str, int]
@@ -96,27 +93,25 @@ def estimate(
         module: the compiled step.
         topology: the machine that it was compiled for.
         sparse: see `parts.sparse_blocks`.
-        mesh: size of each mesh axis.
+        mesh: size of each mesh axis, in the order of the mesh.
     """
     breakdown: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     encoder: dict[str, float] = defaultdict(float)
     found: dict[tuple, int] = defaultdict(int)
     flops = recomputed = moved = 0
     roofline = 0.0
-    sent = _collectives_by_name(module)
     for work in schedule(module):
-        opcode = work.instruction.opcode
-        kind = opcode.removesuffix("-start")
-        if opcode.endswith(_DONE):
+        if work.instruction.opcode.endswith(_DONE):
             continue
+        sent = work.sends
         phase = parts.phase(work.op_name)
-        is_sum = kind in ("all-reduce", "reduce-scatter")
+        is_sum = sent is not None and sent.kind in ("all-reduce", "reduce-scatter")
         part = parts.part(work.op_name, sparse, sums_gradients=is_sum)
-        if work.instruction.name in sent:
-            size, group = sent[work.instruction.name]
-            group = group or topology.cores
-            found[kind, size, group, part, phase] += work.times
-            spent = ideal = collectives.seconds(kind, size, group, topology)
+        if sent is not None:
+            group = sent.group or topology.cores
+            axes = " x ".join(mesh_axes(sent.groups, mesh))
+            found[sent.kind, sent.bytes, group, axes, part, phase] += work.times
+            spent = ideal = collectives.seconds(sent.kind, sent.bytes, group, topology)
         else:
             flops += work.times * work.flops
             recomputed += work.times * work.flops * (phase == parts.RECOMPUTE)
@@ -127,7 +122,7 @@ def estimate(
             if phase == parts.FORWARD and "/encoder/" in work.op_name:
                 encoder[part] += work.times * spent
             roofline += work.times * ideal
-    rows = tuple(_collective(key, count, topology, mesh) for key, count in found.items())
+    rows = tuple(_collective(key, count, topology) for key, count in found.items())
     return Cost(
         executed_flops=flops,
         recomputed_flops=recomputed,
@@ -153,18 +148,8 @@ def _seconds(work: Work, chip: Chip | None) -> tuple[float, float] | tuple[None,
     return spent, min(spent, max(products, traffic))
 
 
-def _collectives_by_name(module: Module) -> dict[str, tuple[int, int]]:
-    """Map instructions that send to bytes of a core and size of the group."""
-    sends = {}
-    for run, collective in module.sending():
-        sends[run.instruction.name] = (collective.bytes, collective.group)
-    return sends
-
-
-def _collective(
-    key: tuple, count: int, topology: Topology, mesh: Mapping[str, int]
-) -> CollectiveCost:
-    kind, size, group, part, phase = key
+def _collective(key: tuple, count: int, topology: Topology) -> CollectiveCost:
+    kind, size, group, axes, part, phase = key
     each = collectives.seconds(kind, size, group, topology)
     return CollectiveCost(
         kind=kind,
@@ -172,20 +157,6 @@ def _collective(
         bytes=size,
         seconds=None if each is None else count * each,
         group=group,
-        axes=_axes(group, mesh),
+        axes=axes,
         cause=f"{part}, {phase}",
     )
-
-
-def _axes(group: int, mesh: Mapping[str, int]) -> str:
-    """Name mesh axes whose sizes multiply to a group: neighbours, the fewest first."""
-    names = [name for name, size in mesh.items() if size > 1]
-    for count in range(1, len(names) + 1):
-        for first in range(len(names) - count + 1):
-            chosen = names[first : first + count]
-            product = 1
-            for name in chosen:
-                product *= mesh[name]
-            if product == group:
-                return " x ".join(chosen)
-    return "?"

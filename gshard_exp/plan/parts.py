@@ -2,7 +2,7 @@
 
 JAX writes the path of modules and the einsum into `op_name`:
 `jit(step)/transpose(jvp(Transformer))/Transformer.decode/decoder/while/body/checkpoint/
-rematted_computation/layers/pattern_1/ffn/ffn._experts/ERM,EMH->ERH/dot_general`.
+rematted_computation/layers/pattern_1/ffn/experts/ERM,EMH->ERH/dot_general`.
 The parts are the bars of Figure 8, and what Figure 8 leaves out.
 """
 
@@ -90,11 +90,14 @@ def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str
 
 
 def _sparse(inside: str) -> str:
-    if "_experts" in inside:
+    # Scopes of `moe.experts`, and the method of the expert that all tokens share.
+    if "/experts/" in inside or "._shared/" in inside:
         return MOE_FFN
+    if re.search(r"/(dispatch|combine)/", inside):
+        return DISPATCH_COMBINE
     if "_router" in inside or re.search(r"/GS[A-Z]+,GS?[A-Z]+->GS?[A-Z]+", inside):
         return GATE_EINSUMS
-    # The transposition between groups and experts, and moving rows by index instead of einsum.
-    if re.search(r"/(transpose|scatter|gather|scatter-add|all_to_all)$", inside):
+    # Rows moved by index instead of einsum.
+    if re.search(r"/(scatter|gather|scatter-add)$", inside):
         return DISPATCH_COMBINE
     return GATE_CUMSUM

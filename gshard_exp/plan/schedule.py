@@ -8,13 +8,15 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
-from gshard_exp.sharding.hlo import Execution, Instruction, Module, Shape
+from gshard_exp.sharding.hlo import Collective, Execution, Instruction, Module, Shape, collective
 
 # These move nothing: names for what is already there.
 FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call"),
-    *("conditional", "after-all", "partition-id", "opt-barrier"),
+    *("conditional", "after-all", "partition-id", "opt-barrier", "async-start"),
 }
+# Their time is that of what they run; an asynchronous start runs the computation that it wraps.
+_CALLS = ("while", "call", "conditional", "async-start")
 _SLICES = ("dynamic-slice", "slice", "gather")
 
 
@@ -24,6 +26,7 @@ class Work:
 
     Attributes:
         instruction: a fusion counts as one.
+        sends: what it sends between devices; None if nothing.
         times: executions in a step.
         op_name: where JAX says it comes from; of an instruction that the compiler added, that of
             the one whose result it takes, or else of the one that takes its result.
@@ -33,6 +36,7 @@ class Work:
     """
 
     instruction: Instruction
+    sends: Collective | None
     times: int
     op_name: str
     cycles: int | None
@@ -60,7 +64,7 @@ def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
     shapes = {line.name: line.shapes for line in lines}
     names = _op_names(lines)
     for line in lines:
-        if line.opcode in ("while", "call", "conditional"):
+        if line.opcode in _CALLS:
             trips = (module.trip_count(line) or 1) if line.opcode == "while" else 1
             for name in line.called:
                 yield from _walk(module, name, times * trips)
@@ -68,6 +72,7 @@ def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
             operands = tuple(shapes.get(name, ()) for name in line.operands)
             yield Work(
                 instruction=line,
+                sends=collective(Execution(line, operands, times)),
                 times=times,
                 op_name=names[line.name],
                 cycles=_cycles(line),

@@ -50,7 +50,7 @@ class Cause:
     operation: str
 
     def __str__(self) -> str:
-        """Write as `forward encoder/pattern_1/ffn (MoeLayer): experts ERH,EHM->ERM`."""
+        """Write as `forward encoder/pattern_1/ffn/experts (MoeLayer): ERH,EHM->ERM`."""
         layer = f" ({self.layer})" if self.layer else ""
         return f"{self.when} {self.place}{layer}: {self.operation}".replace(" : ", ": ")
 

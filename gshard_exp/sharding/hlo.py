@@ -157,14 +157,8 @@ class Module:
 
     def collectives(self) -> list[Collective]:
         """List what is sent between devices."""
-        return [collective for _, collective in self.sending()]
-
-    def sending(self) -> Iterator[tuple[Execution, Collective]]:
-        """Yield each instruction that sends, and what."""
-        for execution in self.executions():
-            kind = execution.instruction.opcode.removesuffix("-start")
-            if kind in COLLECTIVES:
-                yield execution, _collective(kind, execution)
+        found = map(collective, self.executions())
+        return [sent for sent in found if sent is not None]
 
     def unknown_loops(self) -> list[str]:
         """Name the loops that are counted once because their number of trips is not known."""
@@ -349,8 +343,12 @@ def _target(instruction: Instruction) -> str:
     return found.group(1) if found else ""
 
 
-def _collective(kind: str, execution: Execution) -> Collective:
+def collective(execution: Execution) -> Collective | None:
+    """Read what an instruction sends between devices; None if it sends nothing."""
     instruction = execution.instruction
+    kind = instruction.opcode.removesuffix("-start")
+    if kind not in COLLECTIVES:
+        return None
     operands = [shape for operand in execution.operands for shape in operand]
     results = list(instruction.shapes)
     if instruction.opcode.endswith("-start") and len(results) > len(operands):
