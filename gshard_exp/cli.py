@@ -53,7 +53,7 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
-    with _explained(assembled):
+    with assembled.explaining():
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
         _keep_compiled_programs(arguments)
@@ -96,7 +96,7 @@ def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
 
     assembled = _assemble_experiment(arguments, bindings)
-    with _explained(assembled):
+    with assembled.explaining():
         report.print_corpus(_translation_tasks(assembled))
     return 0
 
@@ -105,7 +105,7 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
 
     assembled = _assemble_experiment(arguments, bindings)
-    with _explained(assembled):
+    with assembled.explaining():
         report.print_tasks(_translation_tasks(assembled), samples=arguments.samples)
     return 0
 
@@ -163,20 +163,6 @@ def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str])
         return assemble_fiddle(Experiment, arguments.fdl_config, arguments.fdl_set)
     files = arguments.gin_file or [QUICKSTART]
     return assemble(Experiment, files, bindings, look.search_paths(arguments))
-
-
-class _explained:
-    """Adds to a setting error of a lower room where the settings were made."""
-
-    def __init__(self, assembled: Any) -> None:
-        self._assembled = assembled
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SettingError):
-            raise self._assembled.explain(error) from error
 
 
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
