@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
+        _keep_compiled_programs(arguments)
         return arguments.verb(arguments, bindings)
     except (ConfigError, SettingError) as error:
         if arguments.debug:
@@ -56,7 +57,6 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     with assembled.explaining():
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
-        _keep_compiled_programs(arguments)
         try:
             loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
         except loop.NonFiniteLossError as error:
@@ -81,15 +81,17 @@ def _dry_run(experiment: Any, config: str) -> int:
 
 
 def _keep_compiled_programs(arguments: argparse.Namespace) -> None:
+    """Turn the compilation cache on for a verb that has `--compile_cache` and will compile."""
     from gshard_exp.compile_cache import keep_compiled_programs
 
-    if arguments.compile_cache == OFF:
+    chosen = getattr(arguments, "compile_cache", OFF)
+    if chosen == OFF or getattr(arguments, "dry_run", False):
         return
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    folder = arguments.compile_cache or os.path.join(caches, "gshard_exp", "compiled")
+    folder = chosen or os.path.join(caches, "gshard_exp", "compiled")
     note = keep_compiled_programs(Path(folder).expanduser())
     if note:
-        look.say(note)
+        print(note, file=sys.stderr)
 
 
 def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -199,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (inspect, invariance):
         _one_experiment(verb, required=True, explanation="the later wins")
         verify.add_flags(verb)
+        _compile_cache(verb)
     return parser
 
 
@@ -290,6 +293,7 @@ def _add_model_verbs(verbs: Any) -> None:
         verb.add_argument("--model_dir", required=True, help="folder of a training run")
         verb.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
         verb.add_argument("--batch_size", type=int, help="sentences at once; default: 32")
+        _compile_cache(verb)
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
@@ -314,7 +318,7 @@ def _fdl_set(verb: argparse.ArgumentParser) -> None:
 
 
 def _compile_cache(verb: argparse.ArgumentParser) -> None:
-    """Add the flag of the verbs that compile."""
+    """Add the flag of the verbs that compile a model for the devices at hand."""
     verb.add_argument(
         "--compile_cache",
         default="",

@@ -31,17 +31,11 @@ def bench(script, *arguments, core=False, status=0):
     if core:
         code = CORE.format(folder=str(BENCH), argv=argv)
         argv = [str(HERE / "core_install.py"), code]
-    environment = os.environ | {
-        "PYTHONPATH": str(HERE.parent),
-        "JAX_COMPILATION_CACHE_DIR": tiny_run.COMPILED,
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
     done = subprocess.run(
         [sys.executable, *argv],
         capture_output=True,
         text=True,
-        env=environment,
+        env=os.environ | {"PYTHONPATH": str(HERE.parent)},
         cwd=HERE.parent,
     )
     assert done.returncode == status, done.stderr
