@@ -91,8 +91,12 @@ def test_the_size_of_the_comparison_is_that_of_its_description():
     assert sum(parts.values()) == pytest.approx(146e9, rel=0.01)
 
 
-def test_a_wrong_setting_is_one_message():
-    said = bench("step.py", f"--gin_file={tiny_run.TINY}", "--gin.NUM_HEAD=2", status=2)
+SCRIPTS = ("step", "train_step", "profile_step", "input_pipeline", "decode")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_wrong_setting_is_one_message(script):
+    said = bench(f"{script}.py", f"--gin_file={tiny_run.TINY}", "--gin.NUM_HEAD=2", status=2)
     assert said.startswith("error: ") and "Traceback" not in said
 
 
