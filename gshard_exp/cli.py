@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
     try:
+        _keep_compiled_programs(arguments)
         return arguments.verb(arguments, bindings)
     except (ConfigError, SettingError) as error:
         if arguments.debug:
@@ -53,10 +54,9 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
-    with _explained(assembled):
+    with assembled.explaining():
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
-        _keep_compiled_programs(arguments)
         try:
             loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
         except loop.NonFiniteLossError as error:
@@ -81,22 +81,24 @@ def _dry_run(experiment: Any, config: str) -> int:
 
 
 def _keep_compiled_programs(arguments: argparse.Namespace) -> None:
+    """Turn the compilation cache on for a verb that has `--compile_cache` and will compile."""
     from gshard_exp.compile_cache import keep_compiled_programs
 
-    if arguments.compile_cache == OFF:
+    chosen = getattr(arguments, "compile_cache", OFF)
+    if chosen == OFF or getattr(arguments, "dry_run", False):
         return
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    folder = arguments.compile_cache or os.path.join(caches, "gshard_exp", "compiled")
+    folder = chosen or os.path.join(caches, "gshard_exp", "compiled")
     note = keep_compiled_programs(Path(folder).expanduser())
     if note:
-        look.say(note)
+        print(note, file=sys.stderr)
 
 
 def _corpus(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
 
     assembled = _assemble_experiment(arguments, bindings)
-    with _explained(assembled):
+    with assembled.explaining():
         report.print_corpus(_translation_tasks(assembled))
     return 0
 
@@ -105,7 +107,7 @@ def _tasks(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.data import report
 
     assembled = _assemble_experiment(arguments, bindings)
-    with _explained(assembled):
+    with assembled.explaining():
         report.print_tasks(_translation_tasks(assembled), samples=arguments.samples)
     return 0
 
@@ -165,20 +167,6 @@ def _assemble_experiment(arguments: argparse.Namespace, bindings: Sequence[str])
     return assemble(Experiment, files, bindings, look.search_paths(arguments))
 
 
-class _explained:
-    """Adds to a setting error of a lower room where the settings were made."""
-
-    def __init__(self, assembled: Any) -> None:
-        self._assembled = assembled
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, SettingError):
-            raise self._assembled.explain(error) from error
-
-
 def _parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Split gin bindings (`--gin.NAME=VALUE`) from the arguments that argparse knows."""
     bindings = [binding_from_flag(word) for word in argv if word.startswith("--gin.")]
@@ -213,6 +201,7 @@ def _parser() -> argparse.ArgumentParser:
     for verb in (inspect, invariance):
         _one_experiment(verb, required=True, explanation="the later wins")
         verify.add_flags(verb)
+        _compile_cache(verb)
     return parser
 
 
@@ -304,6 +293,7 @@ def _add_model_verbs(verbs: Any) -> None:
         verb.add_argument("--model_dir", required=True, help="folder of a training run")
         verb.add_argument("--step", type=int, help="of the checkpoint; default: the newest")
         verb.add_argument("--batch_size", type=int, help="sentences at once; default: 32")
+        _compile_cache(verb)
 
 
 def _one_experiment(verb: argparse.ArgumentParser, *, required: bool, explanation: str) -> None:
@@ -328,7 +318,7 @@ def _fdl_set(verb: argparse.ArgumentParser) -> None:
 
 
 def _compile_cache(verb: argparse.ArgumentParser) -> None:
-    """Add the flag of the verbs that compile."""
+    """Add the flag of the verbs that compile a model for the devices at hand."""
     verb.add_argument(
         "--compile_cache",
         default="",

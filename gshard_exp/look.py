@@ -1,11 +1,17 @@
 """The verbs that look at experiments, or at the devices, without training."""
 
+from __future__ import annotations
+
 import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gshard_exp.config import ConfigError
+
+if TYPE_CHECKING:
+    from gshard_exp.config import reading
 
 OUTPUT = "-"  # instead of the name of a file
 WRONG_SETTING = 2  # exit status
@@ -13,14 +19,9 @@ WRONG_SETTING = 2  # exit status
 
 def show_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Print, draw or rewrite one experiment."""
-    from gshard_exp.config import reading, show
+    from gshard_exp.config import show
 
-    check_flags(arguments, bindings)
-    if arguments.fdl_config:
-        subject = reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
-    else:
-        files = [reading.gin_file_of(name) for name in arguments.gin_file]
-        subject = reading.read_files(", ".join(files), files, bindings, search_paths(arguments))
+    subject = subject_of(arguments, bindings)
     if arguments.graph:
         _write(show.drawn(subject), arguments.graph)
     elif arguments.language:
@@ -109,6 +110,17 @@ def _experiments(
     names = [*arguments.experiment, *of_fiddle] or list(default)
     reading.check_flags(names, bindings, arguments.fdl_set)
     return names
+
+
+def subject_of(arguments: argparse.Namespace, bindings: Sequence[str]) -> reading.Subject:
+    """Assemble the experiment of a verb that looks at one, and refuse flags that change none."""
+    from gshard_exp.config import reading
+
+    check_flags(arguments, bindings)
+    if arguments.fdl_config:
+        return reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
+    files = [reading.gin_file_of(name) for name in arguments.gin_file]
+    return reading.read_files(", ".join(files), files, bindings, search_paths(arguments))
 
 
 def check_flags(arguments: argparse.Namespace, bindings: Sequence[str]) -> None:

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp.errors import SettingError
-from gshard_exp.look import check_flags, say, search_paths
+from gshard_exp.look import say, subject_of
 
 OVER_TOLERANCE = 1  # exit status
 
@@ -61,18 +60,9 @@ def invariance_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> i
 @contextlib.contextmanager
 def _experiment(arguments: argparse.Namespace, bindings: Sequence[str]) -> Iterator[Any]:
     """Assemble the experiment, and add to setting errors where the settings were made."""
-    from gshard_exp.config import reading
-
-    check_flags(arguments, bindings)
-    if arguments.fdl_config:
-        subject = reading.read_fiddle(arguments.fdl_config, arguments.fdl_set)
-    else:
-        files = [reading.gin_file_of(name) for name in arguments.gin_file]
-        subject = reading.read_files(", ".join(files), files, bindings, search_paths(arguments))
-    try:
-        yield subject.assembled.tree
-    except SettingError as error:
-        raise subject.assembled.explain(error) from error
+    assembled = subject_of(arguments, bindings).assembled
+    with assembled.explaining():
+        yield assembled.tree
 
 
 def _on_devices(experiment: Any, devices: int | None) -> Any:

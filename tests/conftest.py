@@ -17,6 +17,21 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 import jax
+import pytest
+
+from gshard_exp import cli
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def command(capsys):
+    """Call the command line; return its exit status, output and error output."""
+
+    def run(*argv):
+        capsys.readouterr()
+        status = cli.main([str(word) for word in argv])
+        return status, *capsys.readouterr()
+
+    return run

@@ -2,25 +2,11 @@
 
 import re
 
-import pytest
 import tiny_run
 
-from gshard_exp import cli
 from gshard_exp.config import shipped_root
 
 TINY = tiny_run.TINY
-
-
-@pytest.fixture
-def command(capsys):
-    """Call the command line; return its exit status, output and error output."""
-
-    def run(*argv):
-        capsys.readouterr()
-        status = cli.main([str(word) for word in argv])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 def test_check_refuses_optimizer_state_that_does_not_divide_over_the_mesh(command):

@@ -18,14 +18,12 @@ SPREAD = ("--gin.DATA_PARTITIONS=2", "--gin.NUM_EXPERT_PARTITIONS=2")
 
 
 @pytest.fixture
-def command(tmp_path, capsys):
+def command(command, tmp_path):
     """Call the command line on `tiny.gin`; return its exit status, output and error output."""
 
     def run(*arguments, verb="train", gin_file=tiny_run.TINY):
-        argv = [verb, f"--gin_file={gin_file}", f"--gin.MODEL_DIR={tmp_path / 'run'}", *arguments]
-        capsys.readouterr()
-        status = cli.main(argv)
-        return status, *capsys.readouterr()
+        flags = (f"--gin_file={gin_file}", f"--gin.MODEL_DIR={tmp_path / 'run'}")
+        return command(verb, *flags, *arguments)
 
     return run
 

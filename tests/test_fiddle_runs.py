@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 import tiny_run
 
-from gshard_exp import cli
-
 BUILDER = f"""
 import fiddle as fdl
 from gshard_exp.config.to_fiddle import of_gin
@@ -25,18 +23,12 @@ SMALL = [f"--gin.{binding}" for binding in tiny_run.SMALL]
 
 
 @pytest.fixture
-def command(tmp_path, capsys, monkeypatch):
+def command(command, tmp_path, monkeypatch):
     """Call the command line in a folder with a builder of `tiny_run.SMALL`."""
     (tmp_path / "trials.py").write_text(BUILDER)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-
-    def run(*argv):
-        capsys.readouterr()
-        status = cli.main([str(word) for word in argv])
-        return status, *capsys.readouterr()
-
-    yield run
+    yield command
     sys.modules.pop("trials", None)
 
 

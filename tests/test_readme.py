@@ -14,6 +14,7 @@ from gshard_exp import cli
 
 REPO = Path(__file__).parent.parent
 README = (REPO / "README.md").read_text()
+READMES = [REPO / "README.md", *sorted(REPO.glob("experiments/*/README.md"))]
 # What makes the quickstart small and free of data packages; what is trained stays of its kind.
 SHRUNK = {
     "TRAIN_STEPS": 2,
@@ -40,7 +41,39 @@ def blocks(text, language):
 
 def commands(text):
     lines = "".join(blocks(text, "sh")).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def of_ours(text):
+    """The arguments of each `gshard-exp` command, without what only concerns the shell."""
+    found = []
+    for words in commands(text):
+        if "gshard-exp" in words:
+            arguments = words[words.index("gshard-exp") + 1 :]
+            found.append(arguments[: arguments.index("<")] if "<" in arguments else arguments)
+    return found
+
+
+EVERY = [argv for readme in READMES for argv in of_ours(readme.read_text())]
+
+
+@pytest.mark.parametrize("argv", EVERY, ids=" ".join)
+def test_every_command_of_a_readme_is_one_of_the_command_line_s(argv):
+    cli._parse(argv)
+
+
+def test_no_command_of_a_readme_is_overlooked():
+    starts = [re.findall(r"^(?:\w+=\w+ )?gshard-exp ", path.read_text(), re.M) for path in READMES]
+    assert len(EVERY) == sum(map(len, starts)) > 20
+
+
+def test_the_commands_that_only_look_work(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # one of them writes a picture
+    argvs = of_ours(section("Look before you run"))
+    assert {argv[0] for argv in argvs} == {"show", "diff", "check", "components"}
+    for argv in argvs:
+        status, out, err = command(*argv)
+        assert (status, err) == (0, "") and out
 
 
 @pytest.fixture

@@ -86,7 +86,10 @@ def test_scores_of_the_held_out_split_are_near_perfect(run, capsys, tmp_path):
     rows = [json.loads(row) for row in (folder / "translations.jsonl").read_text().splitlines()]
     assert len(rows) == found["sentences"]
     assert {"language", "source", "reference", "hypothesis", "score"} == rows[0].keys()
-    assert all(source != "" for source in (row["source"] for row in rows))
+    for row in rows:
+        words = reversal.WORDS[row["language"]].split()
+        digits = [words.index(word) for word in row["source"].split()]
+        assert reversal.pair(row["language"], digits) == (row["source"], row["reference"])
 
 
 def test_languages_and_examples_of_an_evaluation_can_be_chosen(run, capsys, tmp_path):

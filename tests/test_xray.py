@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,18 +21,6 @@ TINY = tiny_run.TINY
 SMALL, LARGE = "gin/paper/moe_128e_12l.gin", "gin/paper/moe_2048e_36l.gin"
 DENSE = "gin/paper/dense_96l.gin"
 TINY_TOTAL, TINY_ACTIVE = 17_824, 13_728  # by hand, see below
-
-
-@pytest.fixture
-def command(capsys):
-    """Call the command line; return its exit status, output and error output."""
-
-    def run(*argv):
-        capsys.readouterr()
-        status = cli.main([str(word) for word in argv])
-        return status, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture
@@ -303,7 +290,7 @@ def test_components_fits_80_columns_and_shows_defaults(output):
     assert "Route each token to its best expert" in out
 
 
-# Mistakes, cost and README.
+# Mistakes and cost.
 
 
 @pytest.mark.parametrize("verb", [["show"], ["diff", TINY]], ids=["show", "diff"])
@@ -360,16 +347,6 @@ assert not xla_bridge._backends, "a device was started"
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=REPO)
     assert done.returncode == 0, done.stderr
-
-
-def test_the_commands_of_the_readme_work(output, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # one of them writes a picture
-    text = (REPO / "README.md").read_text()
-    section = text.split("## Look before you run\n")[1].split("\n## ")[0]
-    commands = re.findall(r"^gshard-exp .*$", section, re.M)
-    assert {shlex.split(line)[1] for line in commands} == {"show", "diff", "check", "components"}
-    for line in commands:
-        assert output(*shlex.split(line)[1:])
 
 
 def test_a_reader_that_stops_reading_gets_no_traceback():

@@ -15,16 +15,14 @@ import dataclasses
 import json
 import math
 import os
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ours import assembled
+from ours import assembled, main, parsed
 from peak import SIZES, matmul_peak, memory_bandwidth
 from timing import in_turn
 
-from gshard_exp.config import binding_from_flag
 from gshard_exp.model.incremental import StepDecoder
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.score.beam import BeamSearch
@@ -180,7 +178,7 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gin_file", default=GIN)
     parser.add_argument("--peer", choices=("nllb_moe", "none"), default="nllb_moe")
@@ -189,9 +187,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch")
     parser.add_argument("--peak_size", type=int, action="append", help="of the peak's product")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
-    experiment = assembled([arguments.gin_file], [binding_from_flag(word) for word in gin])
+    arguments, bindings = parsed(parser)
+    experiment = assembled([arguments.gin_file], bindings)
     results = [
         measure(
             experiment,
@@ -207,4 +204,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -8,14 +8,11 @@ Builds the corpus of the gin file if it is not in the cache. What training consu
 
 import argparse
 import json
-import sys
 import time
 
 import numpy as np
-from ours import Step, as_written, assembled
+from ours import Step, as_written, assembled, main, parsed
 from timing import in_turn
-
-from gshard_exp.config import binding_from_flag
 
 ENOUGH = 5  # times what training consumes
 
@@ -74,17 +71,16 @@ def table(result: dict) -> str:
     )
 
 
-def main() -> None:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gin_file", action="append", required=True)
     parser.add_argument("--batches", type=int, default=300)
     parser.add_argument("--train_tokens_per_s", type=float)
     parser.add_argument("--json", action="store_true", help="print JSON")
-    gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
+    arguments, bindings = parsed(parser)
     result = measure(
         arguments.gin_file,
-        [binding_from_flag(word) for word in gin],
+        bindings,
         batches=arguments.batches,
         train_tokens_per_s=arguments.train_tokens_per_s,
     )
@@ -92,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -9,19 +9,16 @@ apart from its experts.
 """
 
 import argparse
-import dataclasses
-import importlib
-import inspect
 import json
 import math
-import pkgutil
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from ours import main
 from timing import in_turn
 
-from gshard_exp import moe
+from gshard_exp.config import components
 from gshard_exp.model.layers import FeedForward
 from gshard_exp.moe.dispatch import BufferedDispatch, Dispatch
 from gshard_exp.moe.experts import Experts
@@ -35,14 +32,8 @@ EXPERTS = (8, 16, 32, 64, 128, 256, 512)
 
 
 def methods() -> dict[str, Callable[[], Dispatch]]:
-    """Find the dispatch methods: the concrete `...Dispatch` classes of `gshard_exp.moe`."""
-    found = {}
-    for info in pkgutil.iter_modules(moe.__path__):
-        module = importlib.import_module(f"{moe.__name__}.{info.name}")
-        for name, member in inspect.getmembers(module, inspect.isclass):
-            if name.endswith("Dispatch") and dataclasses.is_dataclass(member):
-                found[name] = member
-    return found
+    """Find the dispatch methods: those that `gshard-exp components` lists."""
+    return {method.__name__: method for method in components.members(components.DISPATCH)}
 
 
 def waiting(function: Callable, *arguments) -> Callable[[], object]:
@@ -186,7 +177,7 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def run() -> None:
     found = methods()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--experts", type=int, action="append")
@@ -216,4 +207,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

@@ -1,14 +1,34 @@
 """Our training step of an experiment, on random batches, ready to be called again and again."""
 
+import argparse
 import dataclasses
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 
+from gshard_exp.config import ConfigError, binding_from_flag
 from gshard_exp.config.reading import read_files
 from gshard_exp.data.batches import RandomData, to_mesh
+from gshard_exp.errors import SettingError
 from gshard_exp.train.experiment import Experiment, plan_experiment
+
+
+def parsed(parser: argparse.ArgumentParser) -> tuple[argparse.Namespace, list[str]]:
+    """Split gin bindings (`--gin.NAME=VALUE`) from the arguments that the parser knows."""
+    words = sys.argv[1:]
+    bindings = [binding_from_flag(word) for word in words if word.startswith("--gin.")]
+    return parser.parse_args([w for w in words if not w.startswith("--gin.")]), bindings
+
+
+def main(run: Callable[[], None]) -> None:
+    """Call a script's own function; a wrong setting is one message and exit status 2."""
+    try:
+        run()
+    except (ConfigError, SettingError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def as_written(files: Sequence[str], bindings: Sequence[str]) -> Experiment:

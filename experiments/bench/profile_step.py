@@ -12,13 +12,11 @@ import collections
 import glob
 import json
 import re
-import sys
 import tempfile
 
 import jax
-from ours import Step, assembled
+from ours import Step, assembled, main, parsed
 
-from gshard_exp.config import binding_from_flag
 from gshard_exp.sharding import hlo
 
 GIN = "experiments/bench/nllb_size.gin"
@@ -144,21 +142,20 @@ def table(result: dict, top: int) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gin_file", action="append")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--top", type=int, default=20, help="instructions to list")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
+    arguments, bindings = parsed(parser)
     result = measure(
         arguments.gin_file or [GIN],
-        [binding_from_flag(word) for word in gin],
+        bindings,
         steps=arguments.steps,
     )
     print(json.dumps(result, indent=1) if arguments.json else table(result, arguments.top))
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

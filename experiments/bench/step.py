@@ -13,12 +13,10 @@ import sys
 import time
 
 import jax
-from ours import Step, assembled
+from ours import Step, assembled, main, parsed
 from peak import SIZES, matmul_peak
 from timing import in_turn
 
-from gshard_exp.config import ConfigError, binding_from_flag
-from gshard_exp.errors import SettingError
 from gshard_exp.sharding import hlo
 from gshard_exp.train.flops import useful_flops
 
@@ -125,27 +123,21 @@ def table(result: dict) -> str:
     return "\n".join(f"{name:<14}{value}" for name, value in rows)
 
 
-def main() -> int:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gin_file", action="append", required=True)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--peak_size", type=int, action="append", help="of the peak's product")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
-    try:
-        result = measure(
-            arguments.gin_file,
-            [binding_from_flag(word) for word in gin],
-            rounds=arguments.rounds,
-            sizes=tuple(arguments.peak_size or SIZES),
-        )
-    except (ConfigError, SettingError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    arguments, bindings = parsed(parser)
+    result = measure(
+        arguments.gin_file,
+        bindings,
+        rounds=arguments.rounds,
+        sizes=tuple(arguments.peak_size or SIZES),
+    )
     print(json.dumps(result, indent=1) if arguments.json else table(result))
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(run)

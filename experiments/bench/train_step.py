@@ -8,13 +8,11 @@ Without the peer (`--peer=none`) neither torch nor transformers is needed.
 import argparse
 import json
 import os
-import sys
 
-from ours import Step, assembled
+from ours import Step, assembled, main, parsed
 from peak import SIZES, matmul_peak
 from timing import in_turn
 
-from gshard_exp.config import binding_from_flag
 from gshard_exp.train.flops import useful_flops
 
 GIN = "experiments/bench/nllb_size.gin"
@@ -89,7 +87,7 @@ def table(result: dict) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
+def run() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gin_file", default=GIN)
     parser.add_argument("--peer", choices=("nllb_moe", "none"), default="nllb_moe")
@@ -97,11 +95,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of torch")
     parser.add_argument("--peak_size", type=int, action="append", help="of the peak's product")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    gin = [word for word in sys.argv[1:] if word.startswith("--gin.")]
-    arguments = parser.parse_args([word for word in sys.argv[1:] if word not in gin])
+    arguments, bindings = parsed(parser)
     result = measure(
         arguments.gin_file,
-        [binding_from_flag(word) for word in gin],
+        bindings,
         peer=arguments.peer != "none",
         rounds=arguments.rounds,
         threads=arguments.threads,
@@ -111,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(run)

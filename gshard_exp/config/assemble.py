@@ -7,10 +7,11 @@ parentheses has its arguments bound when the tree is assembled, not when `f` is 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from gshard_exp.config import check, provenance, signatures, usage
@@ -19,6 +20,7 @@ from gshard_exp.config.flatten import Bound
 from gshard_exp.config.parse import Program, parse
 from gshard_exp.config.provenance import CallNode, Node, Where
 from gshard_exp.config.values import REQUIRED, Binding, Macro, Reference
+from gshard_exp.errors import SettingError
 
 T = TypeVar("T")
 
@@ -62,6 +64,14 @@ class Assembled(Generic[T]):
     def explain(self, error: ValueError) -> ConfigError:
         """Turn an error of a lower room (`SettingError`; paths from the root) into ours."""
         return _refusal(self.call, error)
+
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Turn a `SettingError` of what runs inside into ours, by `explain`."""
+        try:
+            yield
+        except SettingError as error:
+            raise self.explain(error) from error
 
 
 def assemble(

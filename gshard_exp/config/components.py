@@ -37,6 +37,11 @@ Both front ends import the module, and name a.b.Name after it:
 A function that is passed on with its arguments is @b.name in gin, and
 fdl.Partial(b.name, ...) in fiddle."""
 
+DISPATCH = Kind(
+    "Dispatch methods",
+    tuple(f"gshard_exp.moe.{name}" for name in ("dispatch", "gather", "ragged")),
+    "__call__",
+)
 # A class is listed if it is public, a dataclass, defined in the module and has the method.
 KINDS = (
     Kind(
@@ -44,11 +49,7 @@ KINDS = (
         tuple(f"gshard_exp.moe.{name}" for name in ("gating", "noisy", "expert_choice", "biased")),
         "capacity",
     ),
-    Kind(
-        "Dispatch methods",
-        tuple(f"gshard_exp.moe.{name}" for name in ("dispatch", "gather", "ragged")),
-        "__call__",
-    ),
+    DISPATCH,
     Kind(
         "Layers",
         tuple(
@@ -102,8 +103,13 @@ def _wrapped(parameter: str) -> str:
 
 
 def components(kind: Kind) -> list[Component]:
-    """List the members of a kind in the order in which their modules define them."""
-    return [_component(cls) for module in kind.modules for cls in _members(module, kind.method)]
+    """Describe the members of a kind."""
+    return [_component(cls) for cls in members(kind)]
+
+
+def members(kind: Kind) -> list[type]:
+    """List the classes of a kind in the order in which their modules define them."""
+    return [cls for module in kind.modules for cls in _members(module, kind.method)]
 
 
 def listing() -> str:

@@ -88,9 +88,9 @@ def _gatings(
     name: str, bindings: Sequence[str], search_paths: Sequence[str]
 ) -> Iterator[tuple[str, Any]]:
     """Yield what a preset routes by; encoder and decoder apart where they differ."""
+    from gshard_exp.model.contract import moe_layers
     from gshard_exp.moe.audit import Audited
     from gshard_exp.train.experiment import Experiment
-    from gshard_exp.train.parameters import moe_layers
 
     before, after = _AROUND
     files = (*before, _file_of(name), *after)

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from gshard_exp.config.errors import ConfigError
 from gshard_exp.config.reading import placeholder_note, read_subject
 from gshard_exp.config.search import shipped_root
-from gshard_exp.errors import SettingError
 
 # What is shipped and complete: other gin files are parts of an experiment.
 COMPLETE = ("gin/paper/*.gin", "experiments/*/*.gin")
@@ -57,10 +56,8 @@ def validate(
 
     try:
         subject = read_subject(name, bindings, search_paths, assignments)
-        try:
+        with subject.assembled.explaining():
             check_without_devices(subject.assembled.tree, trace=trace)
-        except SettingError as error:
-            raise subject.assembled.explain(error) from error
     except ConfigError as error:
         return Verdict(name, problem=str(error))
     return Verdict(name, placeholders=subject.placeholders)

@@ -100,10 +100,10 @@ class ModelFiles:
         if not path.exists():
             raise SettingError(
                 f"{self.model_dir} holds no vocabularies ({path} is not there): they are written "
-                "when training starts.",
+                "when training on text starts.",
                 settings=("model_dir",),
-                hint="If the run is of an older version, or of random data, start its training "
-                "command once more: a finished run only writes what is missing.",
+                hint="If the run is of an older version, start its training command once more: a "
+                "finished run only writes what is missing.",
             )
         return json.loads(path.read_text("utf-8"))
 

@@ -1,6 +1,6 @@
 """What the runner asks of a model: all that it knows of what is trained."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import flax
@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float, Key
 
 from gshard_exp.model.transformer import Stack
+from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.sharding.rules import Names, Rules
 
 Batch = Mapping[str, Array]
@@ -121,3 +122,10 @@ def axis_names(params_axes: Mapping) -> dict:
     """Turn flax's axis metadata into a tree like the parameters, of tuples of names."""
     specs = flax.core.unfreeze(partitioning.get_axis_names(params_axes))
     return jax.tree.map(tuple, specs)
+
+
+def moe_layers(model: Model, stack: str) -> Iterator[tuple[str, MoeLayer]]:
+    """Yield the sparse layers of a stack's pattern with their path below the stack."""
+    for index, block in enumerate(model.stacks[stack].pattern):
+        if isinstance(block.ffn, MoeLayer):
+            yield f"pattern[{index}].ffn", block.ffn

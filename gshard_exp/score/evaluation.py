@@ -10,9 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from gshard_exp.data.batches import padded_batches, to_mesh
-from gshard_exp.model.contract import Params
+from gshard_exp.model.contract import Params, moe_layers
 from gshard_exp.model.seq2seq import Seq2SeqModel
-from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.score.bleu import Metric
 from gshard_exp.score.evaluate import score_batch
 from gshard_exp.score.quality import Baselines, Scored, quality
@@ -91,12 +90,8 @@ def losses(
 
 def has_capacity(model: Seq2SeqModel, of: str) -> bool:
     """Say whether a MoE layer may drop tokens; `of` is "eval" or "decode"."""
-    stacks = (model.module.encoder, model.module.decoder)
-    layers = [block.ffn for stack in stacks for block in stack.pattern]
-    return any(
-        isinstance(layer, MoeLayer) and getattr(layer, f"{of}_capacity_factor") is not None
-        for layer in layers
-    )
+    layers = [layer for stack in model.stacks for _, layer in moe_layers(model, stack)]
+    return any(getattr(layer, f"{of}_capacity_factor") is not None for layer in layers)
 
 
 def decode_cost(results: Sequence[Scored], dropless: Sequence[Scored]) -> dict[str, float]:

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from gshard_exp import axes
 from gshard_exp.data.batches import DataSource
 from gshard_exp.errors import SettingError, require_at_least
-from gshard_exp.model.contract import Model, Params, abstract_batch
+from gshard_exp.model.contract import Model, Params, abstract_batch, moe_layers
 from gshard_exp.model.incremental import Search
 from gshard_exp.moe.layer import check_groups
 from gshard_exp.paths import parameter_path
@@ -22,7 +22,7 @@ from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.sharding.rules import Rules
 from gshard_exp.train.checkpoint import Checkpoints
 from gshard_exp.train.optimizer import Adafactor, AdamW, state_names
-from gshard_exp.train.parameters import moe_layers, parameters
+from gshard_exp.train.parameters import parameters
 from gshard_exp.train.state import StatePlan, plan_state
 from gshard_exp.train.step import StepFunction, partitioned_train_step
 

@@ -18,7 +18,7 @@ import optax
 
 from gshard_exp.data.batches import HostBatch, to_mesh
 from gshard_exp.errors import SettingError
-from gshard_exp.model.contract import Model
+from gshard_exp.model.contract import Model, moe_layers
 from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.gather import GatherDispatch
 from gshard_exp.moe.layer import MoeLayer
@@ -27,7 +27,6 @@ from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.layouts import factorisations, label, reason_against
 from gshard_exp.train.optimizer import Optimizer
-from gshard_exp.train.parameters import moe_layers
 from gshard_exp.train.state import TrainState, plan_state
 from gshard_exp.train.step import partitioned_train_step
 

@@ -3,12 +3,12 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
 
 from gshard_exp import axes
-from gshard_exp.model.contract import Model
+from gshard_exp.model.contract import Model, moe_layers
 from gshard_exp.model.transformer import DecoderBlock, EncoderBlock
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.paths import parameter_path
@@ -71,13 +71,6 @@ def totals(table: Iterable[Parameter]) -> tuple[int, int]:
     """Return the number of all parameters, and of those that one token uses."""
     rows = list(table)
     return sum(row.total for row in rows), sum(row.active for row in rows)
-
-
-def moe_layers(model: Model, stack: str) -> Iterator[tuple[str, MoeLayer]]:
-    """Yield the sparse layers of a stack's pattern with their path below the stack."""
-    for index, block in enumerate(model.stacks[stack].pattern):
-        if isinstance(block.ffn, MoeLayer):
-            yield f"pattern[{index}].ffn", block.ffn
 
 
 def _skeleton(model: Model) -> Model:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import flax.struct
 import jax
@@ -74,33 +75,43 @@ def plan_state(model: Model, optimizer: Optimizer, mesh: Mesh, rules: Rules) -> 
     tx = optimizer.make(names)
     # The key is made within the trace, since one made outside would start a device.
     shapes = jax.eval_shape(lambda: _init(model, tx, jax.random.key(0)))
-    replicated = NamedSharding(mesh, PartitionSpec())
-    optimizer_rules = rules.for_optimizer()
 
-    def place(rules: Rules):
-        def place_leaf(path, leaf, leaf_names):
-            what = parameter_path(path)
-            return rules.sharding(leaf_names, shape=leaf.shape, mesh=mesh, what=what)
-
-        return place_leaf
+    def replicated(leaf):
+        return _on_mesh(leaf, NamedSharding(mesh, PartitionSpec()))
 
     opt_names = state_names(shapes.opt_state, names, params)
-    shardings = TrainState(
-        step=replicated,
-        updates=replicated,
-        params=jax.tree_util.tree_map_with_path(place(rules), shapes.params, names),
-        opt_state=jax.tree_util.tree_map_with_path(
-            place(optimizer_rules), shapes.opt_state, opt_names
-        ),
-        rng=replicated,
-        skipped=replicated,
-    )
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        shardings,
+    abstract = TrainState(
+        step=replicated(shapes.step),
+        updates=replicated(shapes.updates),
+        params=_placed(shapes.params, names, mesh, rules),
+        opt_state=_placed(shapes.opt_state, opt_names, mesh, rules.for_optimizer()),
+        rng=replicated(shapes.rng),
+        skipped=replicated(shapes.skipped),
     )
     return StatePlan(model, names, abstract, tx, mesh)
+
+
+def placed_params(model: Model, mesh: Mesh, rules: Rules) -> Params:
+    """Lay the parameters of a model out on a mesh: shapes and shardings, no arrays.
+
+    Raises:
+        SettingError: as `plan_state`.
+    """
+    return _placed(*abstract_params(model), mesh, rules)
+
+
+def _placed(tree: Any, names: Any, mesh: Mesh, rules: Rules) -> Any:
+    """Give each leaf the sharding that the rules make of its names; `names` is a tree alike."""
+
+    def place(path, leaf, leaf_names):
+        what = parameter_path(path)
+        return _on_mesh(leaf, rules.sharding(leaf_names, shape=leaf.shape, mesh=mesh, what=what))
+
+    return jax.tree_util.tree_map_with_path(place, tree, names)
+
+
+def _on_mesh(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 def abstract_params(model: Model) -> tuple[Params, Mapping[str, Names]]:

@@ -1,14 +1,14 @@
 """Open the folder of a run: from its config and checkpoint to a translator."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from jax.sharding import Mesh
 
+from gshard_exp import axes
 from gshard_exp.config import ConfigError, assemble
 from gshard_exp.data.model_files import ModelFiles
 from gshard_exp.data.tokens import INPUTS, TARGETS
@@ -21,7 +21,7 @@ from gshard_exp.score.bleu import Bleu, ChrF, Metric
 from gshard_exp.score.translator import Translator
 from gshard_exp.train.checkpoint import restore_params
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.state import abstract_params
+from gshard_exp.train.state import placed_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,27 +129,15 @@ def _placed(experiment: Experiment) -> tuple[Mesh, Any]:
     """Build the mesh and lay the parameters out on it; shapes and shardings, no arrays."""
     try:
         mesh = experiment.mesh.build()
-        abstract, names = abstract_params(experiment.model)
-        shardings = jax.tree_util.tree_map_with_path(
-            lambda path, leaf, leaf_names: experiment.rules.sharding(
-                leaf_names, shape=leaf.shape, mesh=mesh, what=jax.tree_util.keystr(path)
-            ),
-            abstract,
-            names,
-        )
+        return mesh, placed_params(experiment.model, mesh, experiment.rules)
     except SettingError as error:
         raise ConfigError(
             error.problem,
             hint=f"{error.hint} Any mesh will do: --gin.DATA_PARTITIONS=1 "
             "--gin.NUM_EXPERT_PARTITIONS=1 --gin.NUM_MODEL_PARTITIONS=1 is one device.",
         ) from error
-    return mesh, jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        abstract,
-        shardings,
-    )
 
 
 def _batch_size(experiment: Experiment, mesh: Any) -> int:
-    parts = experiment.rules.partitions("batch", mesh)
-    return parts * int(np.ceil(32 / parts))
+    parts = experiment.rules.partitions(axes.BATCH, mesh)
+    return parts * math.ceil(Translator.batch_size / parts)

@@ -195,9 +195,9 @@ def test_a_setting_error_names_where_each_setting_was_set(complaint):
 
 def test_a_setting_error_after_assembly_is_explained_from_the_root(build):
     assembled = build("gin_toys.Experiment.batch_size = 16")
-    error = assembled.explain(SettingError("16 is too many.", settings=("batch_size",), hint="8"))
-    assert isinstance(error, ConfigError)
-    assert str(error) == "16 is too many.\n  set at: run.gin:3 (batch_size)\n  try: 8"
+    with pytest.raises(ConfigError) as caught, assembled.explaining():
+        raise SettingError("16 is too many.", settings=("batch_size",), hint="8")
+    assert str(caught.value) == "16 is too many.\n  set at: run.gin:3 (batch_size)\n  try: 8"
 
 
 def test_validation_elsewhere_can_say_where_a_number_was_set(build):
