@@ -13,7 +13,8 @@ from gshard_exp.errors import require_at_least, require_within
 from gshard_exp.rng import row_dropout
 from gshard_exp.sharding.annotate import constrain
 
-# Uniform of variance 1 / fan-in (facts B3: lingvo's choice; the paper names no initialisation).
+# Uniform of variance 1 / fan-in: lingvo's choice (lingvo/core/gshard_layers.py); the paper names no
+# initialisation.
 _dense_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 _heads_in_init = jax.nn.initializers.variance_scaling(
     1.0, "fan_in", "uniform", in_axis=0, out_axis=(1, 2)
@@ -28,7 +29,7 @@ _MASKED = -1e9
 # What an attention does with the collection `cache`: "append" adds the keys and values of the new
 # tokens to those of the tokens before (self-attention), "keep" computes those of the memory once
 # (attention to the encoder).
-Cache = Literal["append", "keep"]
+CacheUse = Literal["append", "keep"]
 
 
 class RmsNorm(nn.Module):
@@ -102,7 +103,7 @@ class MultiHeadAttention(nn.Module):
         mask: Bool[Array, "B L K"] | None,
         rows: Int[Array, " B"],
         deterministic: bool,
-        cache: Cache | None = None,
+        cache: CacheUse | None = None,
     ) -> Float[Array, "B L M"]:
         """Attend from `x_BLM` to `memory_BKM` where `mask` is True.
 
@@ -158,7 +159,7 @@ class MultiHeadAttention(nn.Module):
             weights_BNLK, rows=rows, deterministic=deterministic
         )
 
-    def _from_cache(self, query_BLND, memory_BKM, cache: Cache, mask, **how):
+    def _from_cache(self, query_BLND, memory_BKM, cache: CacheUse, mask, **how):
         """Attend to keys and values of the cache."""
         if cache == "keep":
             key_BNDK, value_BNKD = self._kept(memory_BKM)

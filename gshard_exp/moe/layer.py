@@ -19,8 +19,8 @@ from gshard_exp.moe.routing import Gating, Routing, router_z_loss
 from gshard_exp.rng import row_uniform
 from gshard_exp.sharding.annotate import constrain
 
-# Uniform of variance 1 / fan-in, for each expert apart (facts B3: lingvo's choice; the paper names
-# no initialisation).
+# Uniform of variance 1 / fan-in, for each expert apart: lingvo's choice
+# (lingvo/core/gshard_layers.py); the paper names no initialisation.
 _expert_init = jax.nn.initializers.variance_scaling(
     1.0, "fan_in", "uniform", in_axis=-2, out_axis=-1, batch_axis=0
 )

@@ -64,7 +64,7 @@ class BeamSearch:
     looked at: greedy decoding.
 
     The paper searches so (appendix A.1) and names neither k nor alpha; 4 and 0.8 are those that
-    lingvo's comments name for its GShard models (facts B3).
+    the names of decoders in the comments of lingvo's GShard models carry (`beam4`, `ln0.8`).
 
     Attributes:
         beam_size: k, hypotheses for each sentence.

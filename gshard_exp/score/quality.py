@@ -111,7 +111,7 @@ def quality(
     Args:
         results: in any order.
         languages: all codes of the model, from high to low resource; thirds of them are the
-            resource groups (facts A5).
+            resource groups (`evaluate.GROUPS`).
         metrics: each scores the sentences of a language together.
         baselines: what to subtract.
 

@@ -88,7 +88,7 @@ class Optimizer(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Adafactor:
-    """Adafactor with the paper's settings as defaults (appendix A.2; facts B1 and B3).
+    """Adafactor with the paper's settings as defaults (appendix A.2).
 
     beta1 = 0, factored second moment, update clipping 1.0; the decay at step t is 1 - t^-0.8, as
     lingvo runs it (the paper prints "beta2 = 0.99 with 1 - t^-0.8 schedule"; with that schedule
