@@ -37,7 +37,7 @@ def test_scores_and_averages_by_hand():
     found = quality(
         [*results("de", 20), *results("sw", 10, 10), *results("xx", 19)],
         ("de", "fr", "sw"),
-        (exact,),
+        lambda code: (exact,),
     )
     assert [found["languages"][code]["exact"] for code in ("de", "sw", "xx")] == [100, 50, 100]
     # xx has 19 sentences: shown, not averaged; fr has none.
@@ -68,7 +68,7 @@ def test_metrics_are_those_of_sacrebleu_with_its_signatures():
 
 
 def test_metrics_come_from_the_task_definition(tmp_path):
-    """seqio finds the metric functions on each task, and takes them as it takes its own."""
+    """seqio finds the metric functions on each task; we find those of a task that replaced it."""
     import seqio
 
     from gshard_exp.data.corpus import Corpus
@@ -94,6 +94,45 @@ def test_metrics_come_from_the_task_definition(tmp_path):
         values |= metric_fn(targets=[RIGHT], predictions=[WRONG])
     assert values["bleu"] == pytest.approx(sacrebleu.corpus_bleu([WRONG], [[RIGHT]]).score)
 
+    assert tasks.metrics("de") == (Bleu(), ChrF())
+    seqio.TaskRegistry.remove("scored_de_en")
+    seqio.TaskRegistry.add(
+        "scored_de_en",
+        source=task.source,
+        output_features=task.output_features,
+        preprocessors=[],
+        metric_fns=[exact],
+    )
+    assert tasks.register() == "scored" and tasks.metrics("de") == (exact,)
+
+
+def of_scores(targets, scores):
+    return {"likelihood": sum(scores)}
+
+
+def test_metrics_of_tasks_that_seqio_does_not_know_are_those_they_would_be_registered_with():
+    tasks = TranslationTasks("nowhere", corpus=None, metric_fns=(of_scores, exact, Bleu()))
+    assert tasks.metrics("de") == (exact, Bleu())
+
+
+def test_languages_may_have_metrics_of_their_own_and_one_name_stands_for_one_metric():
+    made = [*results("de", 20), *results("sw", 20)]
+    own = {"de": (exact, lambda targets, predictions: {"a": seqio_scalar(2), "note": "long"})}
+    found = quality(made, ("de", "sw"), lambda code: own.get(code, (exact,)))
+    assert found["languages"]["de"]["a"] == found["averages"]["macro"]["a"] == 2
+    assert found["languages"]["sw"].keys().isdisjoint({"a", "note"})
+    header, _, swahili, *_ = table(found, {}).splitlines()
+    assert header.split()[2:] == ["exact", "a"] and swahili.split()[-1] == "-"
+    own = {"de": (Bleu(lowercase=True),)}
+    with pytest.raises(SettingError, match=r"'bleu' is .*case:mixed.* in the task of 'sw'"):
+        quality(made, ("de", "sw"), lambda code: own.get(code, (Bleu(),)))
+
+
+def seqio_scalar(value):
+    from seqio.metrics import Scalar
+
+    return Scalar(value)
+
 
 # --- delta ---------------------------------------------------------------------------------------
 def written(tmp_path, **changes):
@@ -107,7 +146,7 @@ def test_delta_is_the_difference_to_the_baseline_and_absent_ones_are_listed(tmp_
     baselines = written(tmp_path)
     baselines.check((Bleu(),), "test")
     made = [*results("de", 20), *results("sw", 20)]
-    found = quality(made, ("de", "sw"), (Bleu(),), baselines)
+    found = quality(made, ("de", "sw"), lambda code: (Bleu(),), baselines)
     assert found["languages"]["de"]["delta_bleu"] == pytest.approx(60)
     assert "delta_bleu" not in found["languages"]["sw"] and found["absent_baselines"] == ["sw"]
     assert found["averages"]["macro"]["delta_bleu"] == pytest.approx(60)

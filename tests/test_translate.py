@@ -71,7 +71,7 @@ def test_greedy_and_beam_translations_are_right(run, capsys, beam_size):
 
 def test_scores_of_the_held_out_split_are_near_perfect(run, capsys, tmp_path):
     baselines = tmp_path / "baselines.json"
-    signature = open_model(run).metrics[0].signature
+    signature = open_model(run).metrics("sw")[0].signature
     scores = {"metric": "bleu", "signature": signature, "split": "test", "scores": {"sw": 90.0}}
     baselines.write_text(json.dumps(scores))
     status, lines, _ = said(capsys, "eval", f"--model_dir={run}", f"--baselines={baselines}")
@@ -90,6 +90,42 @@ def test_scores_of_the_held_out_split_are_near_perfect(run, capsys, tmp_path):
         words = reversal.WORDS[row["language"]].split()
         digits = [words.index(word) for word in row["source"].split()]
         assert reversal.pair(row["language"], digits) == (row["source"], row["reference"])
+
+
+def share_of_short_words(targets, predictions):
+    words = [word for line in predictions for word in line.split()]
+    return {"short": 100 * sum(len(word) == 3 for word in words) / len(words)}
+
+
+def test_a_metric_of_the_users_own_task_stands_in_the_table(run, capsys, tmp_path):
+    """Of one language; the other has those of the config."""
+    import seqio
+
+    load = seqio.FunctionDataSource(lambda split, shuffle_files, seed: None, ["test"])
+    name = open_model(run).experiment.data.tasks.task_name("sw")
+    features = {"targets": seqio.Feature(seqio.ByteVocabulary())}
+    seqio.TaskRegistry.remove(name)
+    seqio.TaskRegistry.add(
+        name,
+        source=load,
+        output_features=features,
+        preprocessors=[],
+        metric_fns=[share_of_short_words],
+    )
+    try:
+        status, lines, _ = said(capsys, "eval", f"--model_dir={run}", f"--output={tmp_path}")
+    finally:
+        seqio.TaskRegistry.remove(name)
+    found = json.loads((tmp_path / "scores.json").read_text())
+    assert status == 0 and "bleu" not in found["languages"]["sw"]
+    rows = [json.loads(row) for row in (tmp_path / "translations.jsonl").read_text().splitlines()]
+    predictions = [row["hypothesis"] for row in rows if row["language"] == "sw"]
+    value = share_of_short_words([], predictions)["short"]
+    assert found["languages"]["sw"]["short"] == pytest.approx(value) and 20 < value < 60
+    assert found["metrics"]["share_of_short_words"] == "share_of_short_words"
+    assert found["averages"]["macro"]["bleu"] == found["languages"]["fi"]["bleu"]
+    header = next(line for line in lines if line.startswith("language"))
+    assert "short" in header.split()
 
 
 def test_languages_and_examples_of_an_evaluation_can_be_chosen(run, capsys, tmp_path):

@@ -1,10 +1,12 @@
 """From a corpus and two vocabularies to one seqio Task per language and a Mixture of them."""
 
+import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 # What stands under a name in seqio's registry; registering the same again is no error.
 _REGISTERED: dict[str, str] = {}
+MetricFn = Callable[..., Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class TranslationTasks:
     target_vocabulary: SentencePieceVocabulary = field(default_factory=SentencePieceVocabulary)
     temperature: float = 1.0
     languages: Sequence[str] | None = None
-    metric_fns: Sequence[Callable[..., Mapping[str, float]]] = ()
+    metric_fns: Sequence[MetricFn] = ()
     progress: bool = True
 
     @cached_property
@@ -91,6 +94,24 @@ class TranslationTasks:
     def task_name(self, language: str) -> str:
         """Return the name of a language's task, `m4_de_en`."""
         return f"{self.prefix}_{language.replace('@', '_').replace('-', '_')}_en"
+
+    def metrics(self, language: str) -> tuple[MetricFn, ...]:
+        """Return the metric functions of predictions in the definition of a language's task.
+
+        Those of the seqio Task that is registered under its name, be it `register`'s or one that
+        somebody put in its place; where there is none, those that `register` would give it.
+
+        They are called as `seqio.Evaluator` calls them, with the (targets, predictions) of a task,
+        and not by it: it reads its examples from the task's dataset, which is the corpus, through
+        TensorFlow, and a model is scored where neither is. So seqio is asked only if something has
+        imported it. Departures from it: a task's postprocessor, of which ours have none, is not
+        applied; metric functions of scores or auxiliary values, and `metric_objs`, are not used.
+        """
+        seqio = sys.modules.get("seqio")
+        name = self.task_name(language)
+        if seqio is not None and name in seqio.TaskRegistry.names():
+            return tuple(seqio.TaskRegistry.get(name).predict_metric_fns)
+        return tuple(metric for metric in self.metric_fns if _of_predictions(metric))
 
     def rates(self) -> dict[str, float]:
         """Return the share of each language in the mixture, n^(1/T) over their sum."""
@@ -163,3 +184,14 @@ class TranslationTasks:
         )
         _REGISTERED[self.prefix] = content
         return self.prefix
+
+
+def _of_predictions(metric: MetricFn) -> bool:
+    """Tell a metric function of predictions from others by its arguments, as seqio does."""
+    required = [
+        name
+        for name, parameter in inspect.signature(metric).parameters.items()
+        if parameter.default is inspect.Parameter.empty
+        and parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    ]
+    return required == ["targets", "predictions"]

@@ -1,12 +1,13 @@
 """BLEU and chrF of sacrebleu, in the form of seqio's metric functions."""
 
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 # (targets, predictions) -> {name: score}: what seqio calls a metric function. Ours, and those of
 # anybody who wants it, say under `signature` all that two scores must share to be comparable.
-Metric = Callable[..., Mapping[str, float]]
+Metric = Callable[..., Mapping[str, Any]]
 
 
 def signatures(metrics: Sequence[Metric]) -> dict[str, str]:
@@ -15,6 +16,22 @@ def signatures(metrics: Sequence[Metric]) -> dict[str, str]:
     for metric in metrics:
         name = getattr(metric, "name", getattr(metric, "__name__", type(metric).__name__))
         found[name] = getattr(metric, "signature", name)
+    return found
+
+
+def scores(
+    metrics: Sequence[Metric], targets: Sequence[str], predictions: Sequence[str]
+) -> dict[str, float]:
+    """Return all that metrics say, by the names that they give it.
+
+    A number may be wrapped in seqio's `Scalar`; a `Text`, an image and the like are no score.
+    """
+    found = {}
+    for metric in metrics:
+        for name, value in metric(targets, predictions).items():
+            number = getattr(value, "value", value)
+            if isinstance(number, numbers.Real):
+                found[name] = float(number)
     return found
 
 

@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 from gshard_exp.data.batches import padded_batches, to_mesh
 from gshard_exp.model.contract import Params, moe_layers
 from gshard_exp.model.seq2seq import Seq2SeqModel
-from gshard_exp.score.bleu import Metric
 from gshard_exp.score.evaluate import score_batch
-from gshard_exp.score.quality import Baselines, Scored, quality
+from gshard_exp.score.quality import Baselines, MetricsOf, Scored, quality
 from gshard_exp.score.translator import Translator
 from gshard_exp.sharding.rules import Rules
 
@@ -113,7 +112,7 @@ def decode_cost(results: Sequence[Scored], dropless: Sequence[Scored]) -> dict[s
 def report(
     results: Sequence[Scored],
     languages: Sequence[str],
-    metrics: Sequence[Metric],
+    metrics: MetricsOf,
     baselines: Baselines | None,
     teacher_forced: Mapping[str, float],
     about: Mapping[str, Any],

@@ -13,7 +13,8 @@ from gshard_exp.model.contract import Params
 from gshard_exp.model.incremental import StepDecoder
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.score.beam import BeamSearch
-from gshard_exp.score.quality import Scored, quality
+from gshard_exp.score.bleu import scores
+from gshard_exp.score.quality import Scored, is_score, quality
 from gshard_exp.score.translator import Translator
 from gshard_exp.sharding.rules import Rules
 
@@ -24,8 +25,9 @@ SHORTEST, LONGEST = 3, 9  # words of an English sentence worth showing
 class TranslationQuality:
     """Translates sentences of every language, scores them and shows some.
 
-    Scores are those of the tasks' metric functions, over all sentences and, as `quality` averages
-    them, over languages. Compiled once; greedy unless told otherwise.
+    Scores are those of the tasks' metric functions (`TranslationTasks.metrics`), over languages as
+    `quality` averages them and, of those that all tasks share, over all sentences. Compiled once;
+    greedy unless told otherwise.
 
     Attributes:
         tasks: whose languages, vocabularies and metrics are used.
@@ -99,16 +101,15 @@ class TranslationQuality:
         """Return each metric over all sentences, `/macro`, `/high`, ... and `/<language>`."""
         if not results:
             return {}
-        metrics = self.tasks.metric_fns
-        found = quality(results, self.tasks.codes, metrics)
+        found = quality(results, self.tasks.codes, self.tasks.metrics)
+        first, *others = (self.tasks.metrics(code) for code in found["languages"])
+        shared = [metric for metric in first if all(metric in of_other for of_other in others)]
         targets = [result.reference for result in results]
         predictions = [result.hypothesis for result in results]
-        scalars: dict[str, float] = {}
-        for metric in metrics:
-            scalars |= metric(targets, predictions)
+        scalars = scores(shared, targets, predictions)
         for kind in ("averages", "languages"):
             for label, row in found[kind].items():
-                scalars |= {f"{name}/{label}": row[name] for name in found["metrics"]}
+                scalars |= {f"{key}/{label}": row[key] for key in row if is_score(key)}
         return scalars
 
 

@@ -2,16 +2,18 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from gshard_exp.errors import SettingError
-from gshard_exp.score.bleu import Metric, signatures
+from gshard_exp.score.bleu import Metric, scores, signatures
 from gshard_exp.score.evaluate import GROUPS, group_of
 
 # A corpus score of fewer sentences says little; such languages are shown and not averaged.
 FEWEST = 20
+# From the code of a language to the metric functions of its task.
+MetricsOf = Callable[[str], Sequence[Metric]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +105,7 @@ class Baselines:
 def quality(
     results: Sequence[Scored],
     languages: Sequence[str],
-    metrics: Sequence[Metric],
+    metrics: MetricsOf,
     baselines: Baselines | None = None,
 ) -> dict[str, Any]:
     """Score by language, and average over languages.
@@ -112,11 +114,11 @@ def quality(
         results: in any order.
         languages: all codes of the model, from high to low resource; thirds of them are the
             resource groups (`evaluate.GROUPS`).
-        metrics: each scores the sentences of a language together.
+        metrics: those of each language; each scores the sentences of a language together.
         baselines: what to subtract.
 
     Returns:
-        metrics: {name: signature}.
+        metrics: {name: signature}, of the metric functions of all languages.
         languages: {code: sentences, group, averaged, one score for each metric, and, where there
             is a baseline, `delta_<metric>`}, ordered as `languages`; unknown ones come last, in
             group `unknown`.
@@ -129,6 +131,7 @@ def quality(
     for result in results:
         of_language.setdefault(result.language, []).append(result)
     table: dict[str, dict[str, Any]] = {}
+    used: dict[str, str] = {}
     for code, found in of_language.items():
         if not found:
             continue
@@ -138,14 +141,21 @@ def quality(
             "averaged": len(found) >= FEWEST,
         }
         targets, predictions = [r.reference for r in found], [r.hypothesis for r in found]
-        for metric in metrics:
-            row |= metric(targets, predictions)
+        row |= scores(metrics(code), targets, predictions)
+        for name, signature in signatures(metrics(code)).items():
+            if used.setdefault(name, signature) != signature:
+                raise SettingError(
+                    f"the metric {name!r} is {signature!r} in the task of {code!r} and "
+                    f"{used[name]!r} in that of another language: no average could be taken.",
+                    settings=("metric_fns",),
+                    hint="Score both alike, or give one of the metrics another name.",
+                )
         if baselines is not None and code in baselines.scores:
             row[f"delta_{baselines.metric}"] = row[baselines.metric] - baselines.scores[code]
         table[code] = row
     absent = [] if baselines is None else [c for c in table if c not in baselines.scores]
     return {
-        "metrics": signatures(metrics),
+        "metrics": used,
         "languages": table,
         "averages": _averages(table.values()),
         "sentences": len(results),
@@ -161,7 +171,7 @@ def _averages(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         if not members:
             continue
         averages[name] = {"languages": len(members)}
-        keys = dict.fromkeys(key for row in members for key in row if _is_score(key))
+        keys = dict.fromkeys(key for row in members for key in row if is_score(key))
         for key in keys:
             values = [row[key] for row in members if key in row]
             averages[name][key] = sum(values) / len(values)
@@ -170,8 +180,11 @@ def _averages(rows: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return averages
 
 
-def _is_score(key: str) -> bool:
-    return key not in ("sentences", "group", "averaged")
+def is_score(key: str) -> bool:
+    """Tell the scores in a row of `quality` from what else stands there."""
+    return key not in ("sentences", "group", "averaged", "languages") and not key.startswith(
+        "languages_with_"
+    )
 
 
 def table(found: Mapping[str, Any], names: Mapping[str, str]) -> str:
@@ -181,9 +194,8 @@ def table(found: Mapping[str, Any], names: Mapping[str, str]) -> str:
         found: as `quality` returned it.
         names: of languages, by code.
     """
-    metrics = list(found["metrics"])
-    deltas = sorted({k for row in found["languages"].values() for k in row if "delta_" in k})
-    columns = [*metrics, *deltas]
+    keys = dict.fromkeys(k for row in found["languages"].values() for k in row if is_score(k))
+    columns = sorted(keys, key=lambda key: key.startswith("delta_"))
     lines = [f"{'language':<26}{'sentences':>10}" + "".join(f"{c:>12}" for c in columns)]
 
     def line(label: str, count: int, row: Mapping[str, Any]) -> str:

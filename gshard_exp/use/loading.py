@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from gshard_exp import axes
 from gshard_exp.config import ConfigError, assemble
 from gshard_exp.data.model_files import ModelFiles
+from gshard_exp.data.tasks import TranslationTasks
 from gshard_exp.data.tokens import INPUTS, TARGETS
 from gshard_exp.errors import SettingError
 from gshard_exp.model.contract import Params
@@ -44,11 +45,11 @@ class OpenedModel:
     files: ModelFiles
     translator: Translator
 
-    @property
-    def metrics(self) -> Sequence[Metric]:
-        """The metric functions of the tasks' definition; BLEU and chrF where it has none."""
+    def metrics(self, language: str) -> Sequence[Metric]:
+        """Return the metric functions of a language's task; BLEU and chrF where it has none."""
         tasks = getattr(self.experiment.data, "tasks", None)
-        return tuple(getattr(tasks, "metric_fns", ())) or (Bleu(), ChrF())
+        found = tasks.metrics(language) if isinstance(tasks, TranslationTasks) else ()
+        return found or (Bleu(), ChrF())
 
 
 def load_translator(

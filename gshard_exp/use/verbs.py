@@ -106,7 +106,8 @@ def evaluate(
     opened = which.open()
     table_of_baselines = None if baselines is None else Baselines.read(baselines)
     if table_of_baselines is not None:
-        table_of_baselines.check(opened.metrics, split)
+        for code in table_of_baselines.scores:
+            table_of_baselines.check(opened.metrics(code), split)
     pairs = _pairs(opened, split, languages, max_examples)
     results = _translated(opened.translator, pairs)
     teacher_forced: dict[str, Any] = dict(_losses(opened, pairs))
