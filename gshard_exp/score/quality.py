@@ -150,7 +150,7 @@ def quality(
                     settings=("metric_fns",),
                     hint="Score both alike, or give one of the metrics another name.",
                 )
-        if baselines is not None and code in baselines.scores:
+        if baselines is not None and code in baselines.scores and baselines.metric in row:
             row[f"delta_{baselines.metric}"] = row[baselines.metric] - baselines.scores[code]
         table[code] = row
     absent = [] if baselines is None else [c for c in table if c not in baselines.scores]
