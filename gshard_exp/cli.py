@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp import look, verify
+from gshard_exp import look, sweep_verbs, verify
 from gshard_exp.config import (
     ConfigError,
     assemble,
@@ -209,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
         _one_experiment(verb, required=True, explanation="the later wins")
         verify.add_flags(verb)
         _compile_cache(verb)
+    summary = "plan, run and follow a grid of experiments"
+    sweep = verbs.add_parser("sweep", help=summary, description=summary)
+    sweep_verbs.add_verbs(sweep, _verb)
     return parser
 
 

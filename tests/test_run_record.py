@@ -53,13 +53,13 @@ def test_a_finished_run_says_so_and_what_it_cost(finished):
 def test_a_run_that_is_killed_and_goes_on_has_two_starts_and_the_cost_of_both(tmp_path):
     flags = [f"--gin.{binding}" for binding in tiny_run.SMALL]
     command = ["train", f"--gin_file={tiny_run.TINY}", f"--gin.MODEL_DIR={tmp_path}", *flags]
-    assert killed_run.run(command, "batch 7") == killed_run.SIGKILLED
+    assert killed_run.run(command, "written 2") == killed_run.SIGKILLED
     killed = record.read_record(tmp_path)
     assert (killed["finished"], killed["progress"]["step"]) == (False, 4)
     assert killed_run.run(command) == 0
     ended = record.read_record(tmp_path)
     assert (ended["finished"], ended["progress"]["step"]) == (True, 12)
-    assert [start["step"] for start in ended["starts"]] == [0, 4]
+    assert [start["step"] for start in ended["starts"]] == [0, 8]
     assert ended["starts"][0] == killed["starts"][0]
     assert ended["progress"]["cpu_seconds"] > killed["progress"]["cpu_seconds"] > 0
 
