@@ -58,24 +58,76 @@ def add_verbs(sweep: argparse.ArgumentParser, common: Any) -> None:
         verb.add_argument(
             "--json", nargs="?", const=OUTPUT, metavar="OUT", help="to a file or the output"
         )
+    plan.add_argument(
+        "--topology",
+        action="append",
+        default=[],
+        metavar="T",
+        help="also predict the time on v3:4x4, ... (compiles every point); may be repeated",
+    )
+    plan.add_argument(
+        "--no-measure", dest="measure", action="store_false", help="take no steps on this machine"
+    )
     run.add_argument("--jobs", type=int, default=1, metavar="N", help="points at once; default: 1")
+    run.add_argument(
+        "--launcher",
+        default="local",
+        choices=("local", "slurm", "submitit-local"),
+        help="processes of this machine (default); jobs of a SLURM cluster; or such jobs as "
+        "processes of this machine, to try them",
+    )
+    run.add_argument(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a parameter of submitit: timeout_min=240, slurm_partition=P; may be repeated",
+    )
 
 
 def run_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Train the points that are not done; the status says whether all are in the end."""
     from gshard_exp.sweep.launch import Crew
-    from gshard_exp.sweep.prepare import prepare, write_sweep
+    from gshard_exp.sweep.prepare import write_sweep
 
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs={arguments.jobs} has to be at least 1.", at=["command line"])
-    file = _sweep(arguments, bindings)
-    chosen = _chosen(file, arguments.only)
-    points = [point for point in prepare(file) if point.name in chosen]
+    file, points = _prepared(arguments, bindings)
     write_sweep(file)
+    if arguments.launcher != "local":
+        return _submit(arguments, file, points)
     line = _Line()
     crew = Crew(points, jobs=arguments.jobs, report=line.say, progress=line.show)
-    outcomes = crew.run()
-    return _report(outcomes, stopped=crew.stopped)
+    return _report(crew.run(), stopped=crew.stopped)
+
+
+def _submit(arguments: argparse.Namespace, file: SweepFile, points: Sequence[Prepared]) -> int:
+    """Hand a job for each point to a cluster, and leave it there."""
+    from gshard_exp.sweep import cluster
+
+    words = _without(arguments.argv, ("--only", "--launcher", "--slurm", "--jobs"))
+    commands = {
+        point.name: [*words, "--launcher=local", "--jobs=1", f"--only={point.name}"]
+        for point in points
+    }
+    options = cluster.options_of(arguments.slurm)
+    name = arguments.launcher.removeprefix("submitit-")
+    jobs = cluster.submit(commands, file.folder, jobs=arguments.jobs, options=options, cluster=name)
+    for point, job in zip(points, jobs, strict=True):
+        say(f"{point.name}: job {job.job_id}")
+    say(f"{len(jobs)} jobs submitted; gshard-exp sweep status {file.folder} follows them")
+    return 0
+
+
+def _without(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Drop flags that take one value, written as one word or as two."""
+    kept, skip = [], False
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if not skip and flag not in flags:
+            kept.append(word)
+        skip = not skip and flag in flags and not equals
+    return kept
 
 
 def _report(outcomes: Sequence[Any], *, stopped: bool) -> int:
@@ -109,22 +161,39 @@ def commands_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int
     """Print the command of each point, for any scheduler."""
     from gshard_exp.sweep.launch import shown_command
 
-    for prepared in _prepared(arguments, bindings):
+    for prepared in _prepared(arguments, bindings)[1]:
         say(shown_command(prepared))
     return 0
 
 
 def plan_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Tabulate what each point takes."""
-    raise NotImplementedError
+    from gshard_exp.sweep import estimate
+
+    _, points = _prepared(arguments, bindings)
+    # What is being done goes where it is not mixed with JSON.
+    found = estimate.estimate(
+        points,
+        measure=arguments.measure,
+        topologies=arguments.topology,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if arguments.json:
+        _write(json.dumps(estimate.as_json(found), indent=1), arguments.json)
+    if arguments.json != OUTPUT:
+        say(estimate.table(found))
+    return 0
 
 
-def _prepared(arguments: argparse.Namespace, bindings: Sequence[str]) -> list[Prepared]:
+def _prepared(
+    arguments: argparse.Namespace, bindings: Sequence[str]
+) -> tuple[SweepFile, list[Prepared]]:
+    """Assemble the points that are asked for, all of them before anything is done."""
     from gshard_exp.sweep.prepare import prepare
 
     file = _sweep(arguments, bindings)
-    chosen = _chosen(file, arguments.only)
-    return [point for point in prepare(file) if point.name in chosen]
+    names = _matching([point.name for point in file.points], arguments.only)
+    return file, prepare(file, [point for point in file.points if point.name in names])
 
 
 def _sweep(arguments: argparse.Namespace, bindings: Sequence[str]) -> SweepFile:
@@ -148,12 +217,6 @@ def _sweep(arguments: argparse.Namespace, bindings: Sequence[str]) -> SweepFile:
         assignments=arguments.fdl_set,
         flags=arguments.set,
     )
-
-
-def _chosen(file: SweepFile, patterns: Sequence[str]) -> set[str]:
-    """Return the names of the points that `--only` takes."""
-    names = [point.name for point in file.points]
-    return set(_matching(names, patterns))
 
 
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:

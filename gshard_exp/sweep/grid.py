@@ -61,8 +61,8 @@ class Axis:
             )
             if not texts:
                 raise SettingError(
-                    f"the value {label!r} of the axis {self.name!r} is {settings!r}; without `sets` "
-                    "it is a list of settings and gin files.",
+                    f"the value {label!r} of the axis {self.name!r} is {settings!r}; without "
+                    "`sets` it is a list of settings and gin files.",
                     ("values",),
                     f'{{{label!r}: ["NAME=VALUE", "a/file.gin"]}}',
                 )
