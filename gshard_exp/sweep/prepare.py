@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,15 +118,14 @@ def prepare(file: SweepFile, points: Sequence[Point] | None = None) -> list[Prep
 
 
 def _prepare(file: SweepFile, point: Point) -> Prepared:
-    places = _places(file, point)
-    _check_settings(file, point, places)
+    _check_settings(file, point)
     folder = file.folder / point.name
     try:
         assembled = _assemble(file, point, folder)
         with assembled.explaining():
             check_without_devices(assembled.tree)
     except ConfigError as error:
-        raise _in_sweep(error, point, places) from error
+        raise _in_sweep(error, file, point) from error
     return Prepared(point, assembled, folder, _words(file, point, folder))
 
 
@@ -162,22 +161,17 @@ def _words(file: SweepFile, point: Point, folder: Path) -> tuple[str, ...]:
     return ("train", *words, f"--gin.MODEL_DIR={folder}")
 
 
-def _places(file: SweepFile, point: Point) -> Mapping[str, str]:
-    """Say of each setting and file of a point where in the sweep it stands."""
-    places = {}
-    for path, texts in point.settings.items():
-        for text in texts:
-            if path == "settings" and text in file.flags:
-                places[text] = f"command line: {SET}{text}"
-            else:
-                places[text] = f"{file.assembled.where(path)} ({path} of the sweep: {text})"
-    return places
+def _place(file: SweepFile, path: str, text: str) -> str:
+    """Say where in the sweep a setting or file of a point stands."""
+    if path == "settings" and text in file.flags:
+        return f"command line: {SET}{text}"
+    return f"{file.assembled.where(path)} ({path} of the sweep: {text})"
 
 
-def _check_settings(file: SweepFile, point: Point, places: Mapping[str, str]) -> None:
+def _check_settings(file: SweepFile, point: Point) -> None:
     """Refuse what is set twice, and the folder, which the sweep itself sets."""
     folder = "model_dir" if file.sweep.fiddle else "MODEL_DIR"
-    fixed: dict[str, str] = {}  # by name: what a flag or an axis sets, which has to take effect
+    fixed: dict[str, tuple[str, str]] = {}  # what a flag or an axis sets has to take effect
     for path, texts in point.settings.items():
         for text in texts:
             name = text.partition("=")[0].strip()
@@ -187,23 +181,29 @@ def _check_settings(file: SweepFile, point: Point, places: Mapping[str, str]) ->
                 raise ConfigError(
                     f"{name} is set for the point {point.name}.",
                     rule="The folder of a point is its name, in the folder of the sweep.",
-                    at=[places[text]],
+                    at=[_place(file, path, text)],
                 )
             of_axis = path != "settings"
             if of_axis and name in fixed:
+                before = fixed[name]
                 raise ConfigError(
-                    f"{name} is set twice for the point {point.name}: {fixed[name]} and {text}.",
+                    f"{name} is set twice for the point {point.name}: {before[1]} and {text}.",
                     rule="Each of them would have to take effect.",
-                    at=[places[fixed[name]], places[text]],
+                    at=[_place(file, *before), _place(file, path, text)],
                 )
             if of_axis or text in file.flags:
-                fixed[name] = text
+                fixed[name] = path, text
 
 
-def _in_sweep(error: ConfigError, point: Point, places: Mapping[str, str]) -> ConfigError:
+def _in_sweep(error: ConfigError, file: SweepFile, point: Point) -> ConfigError:
     """Say where in the sweep a setting stands, instead of the flag that it becomes."""
     options = ("gin.", "gin_file=", "fdl_set=", "fdl_config=")
-    flags = {f"command line: --{o}{text}": where for text, where in places.items() for o in options}
+    flags = {
+        f"command line: --{option}{text}": _place(file, path, text)
+        for path, texts in point.settings.items()
+        for text in texts
+        for option in options
+    }
     at = []
     for place in error.at:
         # What was read through a macro has more behind it, in brackets.
