@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import json
+import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gshard_exp.config import ConfigError
+from gshard_exp.config import ConfigError, nearest
+from gshard_exp.config.errors import one_of
 from gshard_exp.look import OUTPUT, say, search_paths
 
 if TYPE_CHECKING:
@@ -222,8 +225,6 @@ def _sweep(arguments: argparse.Namespace, bindings: Sequence[str]) -> SweepFile:
 def _matching(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            from gshard_exp.config.errors import nearest, one_of
-
             raise ConfigError(
                 f"--only={pattern} matches none of {len(names)} points.",
                 at=[f"command line: --only={pattern}"],
@@ -266,9 +267,6 @@ class _Line:
 
     def show(self, text: str) -> None:
         """Show how things stand; where lines cannot be replaced, no more than once a minute."""
-        import shutil
-        import time
-
         if self._terminal:
             self._clear()
             text = text[: shutil.get_terminal_size().columns - 1]
