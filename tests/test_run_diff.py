@@ -1,6 +1,7 @@
 """What two runs recorded of themselves, compared."""
 
 import json
+import re
 
 import pytest
 import tiny_run
@@ -41,7 +42,8 @@ def test_a_diff_of_two_runs_says_what_differs_in_data_versions_and_machine(runs,
 
 def test_a_diff_says_what_differs_in_parameters_and_predicted_cost(runs, command):
     _, out, _ = command("diff", *runs)
-    rows = {line.rsplit("  ", 3)[0].strip(): line.split()[-3:] for line in out.splitlines()}
+    lines = [re.split(r"  +", line) for line in out.splitlines()]
+    rows = {name: values for name, *values in lines}
     one, other = (read_record(folder) for folder in runs)
     assert rows["total"][:2] == [f"{one['params_total']:,}", f"{other['params_total']:,}"]
     assert rows["useful FLOPs a token"][0] == f"{round(one['flops_per_token']):,}"

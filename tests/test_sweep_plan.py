@@ -46,7 +46,8 @@ def test_the_time_here_is_that_of_measured_steps(plan):
 
 
 def test_a_point_that_this_machine_cannot_hold_has_a_note_in_place_of_a_time(plan):
-    out = plan("--only=l1-e2", "--set=DATA_PARTITIONS=64", "--set=BATCH_SIZE=64")
+    sizes = ("DATA_PARTITIONS=64", "BATCH_SIZE=64", "GROUP_SIZE=8")
+    out = plan("--only=l1-e2", *(f"--set={size}" for size in sizes))
     assert "l1-e2 on here: the mesh data=64 x expert=1 x model=1 needs 64 devices" in out
 
 
