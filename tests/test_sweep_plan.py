@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import pytest
 import tiny_run
 
@@ -46,6 +47,7 @@ def test_the_time_here_is_that_of_measured_steps(plan):
 
 
 def test_a_point_that_this_machine_cannot_hold_has_a_note_in_place_of_a_time(plan):
+    assert len(jax.devices()) == 8  # JAX has started, and makes no more of them
     sizes = ("DATA_PARTITIONS=64", "BATCH_SIZE=64", "GROUP_SIZE=8")
     out = plan("--only=l1-e2", *(f"--set={size}" for size in sizes))
     assert "l1-e2 on here: the mesh data=64 x expert=1 x model=1 needs 64 devices" in out
