@@ -40,6 +40,7 @@ CORPUS = [
 VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
+SLURM = ["submitit>=1.5"]  # hands the points of a sweep to a cluster
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.6",
@@ -48,9 +49,10 @@ TEST = [
     "mypy>=1.15",
     *BENCH,
     *VISION,
+    *SLURM,
 ]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use", "sweep"]
 
 setup(
     name="gshard_exp",
@@ -81,6 +83,7 @@ setup(
         "vision": VISION,
         "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
+        "slurm": SLURM,
         "test": TEST,
     },
     entry_points={"console_scripts": ["gshard-exp=gshard_exp.cli:main"]},

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp import look, verify
+from gshard_exp import look, sweep_verbs, verify
 from gshard_exp.config import (
     ConfigError,
     assemble,
@@ -26,7 +26,9 @@ QUICKSTART = "experiments/quickstart/quickstart.gin"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a verb; return the exit status."""
-    arguments, bindings = _parse(sys.argv[1:] if argv is None else list(argv))
+    words = sys.argv[1:] if argv is None else list(argv)
+    arguments, bindings = _parse(words)
+    arguments.argv = words
     # Gin files and fiddle builders may name modules of the current folder, whatever starts us.
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -58,7 +60,12 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
         try:
-            loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
+            loop.train(
+                assembled.tree,
+                files={"config.gin": config},
+                report=look.say,
+                argv=arguments.argv,
+            )
         except loop.NonFiniteLossError as error:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
@@ -202,6 +209,9 @@ def _parser() -> argparse.ArgumentParser:
         _one_experiment(verb, required=True, explanation="the later wins")
         verify.add_flags(verb)
         _compile_cache(verb)
+    summary = "plan, run and follow a grid of experiments"
+    sweep = verbs.add_parser("sweep", help=summary, description=summary)
+    sweep_verbs.add_verbs(sweep, _verb)
     return parser
 
 

@@ -33,7 +33,7 @@ def show_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
 def diff_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Compare two experiments."""
-    from gshard_exp.config import diff, reading
+    from gshard_exp.config import diff, reading, run_diff
 
     names = _experiments(arguments, bindings)
     if len(names) != 2:
@@ -48,6 +48,9 @@ def diff_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         for name in names
     )
     say(diff.diff(a, b))
+    recorded = run_diff.run_diff(*names)
+    if recorded:
+        say(f"\n{recorded}")
     return 0
 
 

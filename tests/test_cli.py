@@ -60,6 +60,7 @@ def test_a_run_ends_with_status_0_and_says_where_its_outputs_lie(command, tmp_pa
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         "config.gin",
         "model-info.txt",
+        "run.json",
         "checkpoint_2",
         "train",
     }

@@ -154,3 +154,39 @@ def test_the_command_that_measures_collectives_draws_its_plot(tmp_path, monkeypa
     assert cli.main([*argv, "--sizes=1KB", "--runs=1"]) == 0
     assert "collective-permute" in capsys.readouterr().out
     assert (tmp_path / "collectives.png").stat().st_size > 1000
+
+
+def test_the_commands_of_the_section_on_sweeps_work(tmp_path, monkeypatch, command):
+    """Shrunk, on random tokens, and two of its six points."""
+    text = section("Run a sweep")
+    (tmp_path / "depth.gin").write_text(*blocks(text, "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(REPO))
+    small = [f"--set={name}={value}" for name, value in SHRUNK.items() if name != "NUM_EXPERTS"]
+    random = "DATA=@batches.RandomData()", "EVALUATORS=()"
+    sizes = [f"batches.RandomData.{side}_vocab_size=40" for side in ("source", "target")]
+    small += [f"--set={binding}" for binding in (*random, *sizes)]
+    said = {}
+    for _, verb, of_sweep, *arguments in commands(text):
+        assert verb == "sweep"
+        status, said[of_sweep], _ = command(verb, of_sweep, *arguments, "--only=l2-e4-*", *small)
+        assert status == 0
+    assert list(said) == ["plan", "run", "status", "commands"]
+    rows = [line.split() for line in said["plan"].splitlines()]
+    assert rows[0][:5] == ["point", "layers", "experts", "routing", "params"]
+    assert [row[0] for row in rows[1:3]] == ["l2-e4-gshard", "l2-e4-switch"]
+    assert "2 done" in said["run"]
+    assert "2 done" in said["status"]
+    assert [record["step"] for record in tiny_run.records("runs/depth/l2-e4-switch")] == [2]
+    assert len(said["commands"].splitlines()) == 2
+
+
+def test_the_points_of_the_sweep_are_those_that_the_text_names(tmp_path):
+    from gshard_exp.sweep import prepare
+
+    text = section("Run a sweep")
+    (tmp_path / "depth.gin").write_text(*blocks(text, "python"))
+    file = prepare.read_sweep(str(tmp_path / "depth.gin"))
+    names = [point.name for point in prepare.prepare(file)]
+    assert len(names) == 6
+    assert f"Its points are `{names[0]}`, `{names[1]}`, ... `{names[-1]}`" in text

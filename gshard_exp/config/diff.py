@@ -53,7 +53,7 @@ def differences(a: Assembled[Any], b: Assembled[Any]) -> list[Difference]:
 
 
 def diff(a: Subject, b: Subject) -> str:
-    """Write the differences of two experiments, then those of their parameter counts."""
+    """Write the differences of two experiments, then those of their sizes and predicted cost."""
     lines = [f"A: {a.name}", f"B: {b.name}"]
     found = differences(a.assembled, b.assembled)
     for difference in found:
@@ -62,7 +62,7 @@ def diff(a: Subject, b: Subject) -> str:
             lines.append(f"  {side} {setting or '(nothing here)'}")
     count = len(found) or "no"
     lines += ["", f"{count} setting{'s' * (count != 1)} differ{'s' * (count == 1)}", ""]
-    lines += columns(_counts(a.assembled.tree.model, b.assembled.tree.model))
+    lines += columns(_counts(a.assembled.tree, b.assembled.tree))
     note = placeholder_note(tuple(dict.fromkeys((*a.placeholders, *b.placeholders))))
     return "\n".join(lines + ["", note] * bool(note))
 
@@ -73,11 +73,27 @@ def _setting(assembled: Assembled[Any], found: dict[str, Any], path: str) -> Set
     return Setting(value_text(found[path]), where_text(assembled.where(path)))
 
 
-def _counts(model_a: Any, model_b: Any) -> list[tuple[str, ...]]:
-    from gshard_exp.train.parameters import parameters, totals
+def _counts(one: Any, other: Any) -> list[tuple[str, ...]]:
+    from gshard_exp.train.record import sizes
 
-    of_a, of_b = totals(parameters(model_a)), totals(parameters(model_b))
+    of_a, of_b = sizes(one), sizes(other)
     rows: list[tuple[str, ...]] = [("parameters", "A", "B", "B - A")]
-    for name, one, other in zip(("total", "active a token"), of_a, of_b, strict=True):
-        rows.append((name, f"{one:,}", f"{other:,}", f"{other - one:+,}"))
+    for name, key in (("total", "params_total"), ("active a token", "params_active")):
+        rows.append((name, *_row(of_a[key], of_b[key])))
+    tokens = [known["tokens_per_step"] for known in (of_a, of_b)]
+    steps = [experiment.train_steps for experiment in (one, other)]
+    rows += [
+        ("tokens a step", *_row(*tokens)),
+        ("steps", *_row(*steps)),
+    ]
+    flops = [known["flops_per_token"] for known in (of_a, of_b)]
+    if None not in flops:
+        whole = [f * t * s for f, t, s in zip(flops, tokens, steps, strict=True)]
+        rows.append(("useful FLOPs a token", *_row(*map(round, flops))))
+        of_whole = f"{whole[1] / whole[0]:.3g} x"
+        rows.append(("useful FLOPs of the training", *(f"{w:.3g}" for w in whole), of_whole))
     return rows
+
+
+def _row(a: int, b: int) -> tuple[str, ...]:
+    return f"{a:,}", f"{b:,}", f"{b - a:+,}"

@@ -20,10 +20,17 @@ from gshard_exp.sharding.rules import Names, Rules
 
 HostBatch = Mapping[str, np.ndarray]
 IDENTITY = "identity.json"  # of the data that a saved position belongs to
+# Of an identity: how batches are drawn from the data, which are the same data whatever these are.
+DRAWN = ("seed", "batch_size", "lengths")
 
 
 class BatchIterator(Protocol):
     """An endless stream of host batches that knows where it is."""
+
+    @property
+    def identity(self) -> Mapping[str, Any]:
+        """All that the stream depends on, as JSON values; `DRAWN` are what draws it from data."""
+        ...
 
     def __next__(self) -> HostBatch:
         """Return the next batch: int32 [rows, length] arrays by key."""
@@ -93,7 +100,7 @@ class RandomBatches:
     def __init__(self, data: RandomData, rows: int, lengths: Mapping[str, int]) -> None:
         self._data, self._rows, self._lengths = data, rows, lengths
         self._drawn = 0
-        self._identity = {
+        self.identity = {
             "vocab_sizes": dict(data.vocab_sizes()),
             "seed": data.seed,
             "batch_size": rows,
@@ -111,12 +118,12 @@ class RandomBatches:
 
     def save(self, folder: Path) -> None:
         """Write the count."""
-        write_identity(folder, self._identity)
+        write_identity(folder, self.identity)
         (folder / "position.json").write_text(json.dumps({"drawn": self._drawn}))
 
     def restore(self, folder: Path) -> None:
         """Read the count."""
-        check_identity(folder, self._identity)
+        check_identity(folder, self.identity)
         self._drawn = json.loads((folder / "position.json").read_text())["drawn"]
 
 
@@ -196,19 +203,19 @@ class SeqioBatches:
 
     def __init__(self, dataset: Any, identity: Mapping[str, Any]) -> None:
         self._iterator = iter(dataset)
-        self._identity = identity
+        self.identity = identity
 
     def __next__(self) -> HostBatch:
         return {key: value.numpy() for key, value in next(self._iterator).items()}
 
     def save(self, folder: Path) -> None:
         """Write the iterator's state, shuffle buffers and prefetched batches included."""
-        write_identity(folder, self._identity)
+        write_identity(folder, self.identity)
         self._checkpoint().write(str(folder / "tf_data"))
 
     def restore(self, folder: Path) -> None:
         """Read the iterator's state."""
-        check_identity(folder, self._identity)
+        check_identity(folder, self.identity)
         self._checkpoint().read(str(folder / "tf_data")).assert_consumed()
 
     def _checkpoint(self) -> Any:

@@ -63,7 +63,7 @@ class DigitBatches:
                 settings=("batch_size",),
             )
         self._drawn = 0
-        self._identity = {**dataclasses.asdict(data), "batch_size": rows, "data": "digits"}
+        self.identity = {**dataclasses.asdict(data), "batch_size": rows, "data": "digits"}
 
     def __next__(self) -> HostBatch:
         epoch, index = divmod(self._drawn, self._per_epoch)
@@ -87,12 +87,12 @@ class DigitBatches:
 
     def save(self, folder: Path) -> None:
         """Write the count."""
-        write_identity(folder, self._identity)
+        write_identity(folder, self.identity)
         (folder / "position.json").write_text(json.dumps({"drawn": self._drawn}))
 
     def restore(self, folder: Path) -> None:
         """Read the count."""
-        check_identity(folder, self._identity)
+        check_identity(folder, self.identity)
         self._drawn = json.loads((folder / "position.json").read_text())["drawn"]
 
 

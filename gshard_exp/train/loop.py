@@ -3,7 +3,7 @@
 import dataclasses
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gshard_exp.train.experiment import (
     plan_experiment,
 )
 from gshard_exp.train.metrics import Console, Window, Writer, open_writers
+from gshard_exp.train.record import Clock, RunRecord, start_record
 from gshard_exp.train.state import StatePlan, TrainState, model_info
 from gshard_exp.train.step import StepFunction
 
@@ -51,7 +52,11 @@ class _Run:
 
 
 def train(
-    experiment: Experiment, *, files: Mapping[str, str] | None = None, report: Report = print
+    experiment: Experiment,
+    *,
+    files: Mapping[str, str] | None = None,
+    report: Report = print,
+    argv: Sequence[str] | None = None,
 ) -> TrainState:
     """Train to `train_steps`, from the newest checkpoint if there is one.
 
@@ -59,6 +64,7 @@ def train(
         experiment: the assembled tree.
         files: further files to put into the model directory, by name (`config.gin`).
         report: prints a line for a person.
+        argv: words of the command line, for run.json.
 
     Returns:
         The final state.
@@ -68,6 +74,7 @@ def train(
         NonFiniteLossError: the last good checkpoint is intact.
         Interrupted: SIGINT or SIGTERM came; a checkpoint of the current step was written.
     """
+    clock = Clock()
     plan, step_function = plan_experiment(experiment)
     check_vocabularies(experiment)
     batches = experiment.data.train_batches(
@@ -80,9 +87,21 @@ def train(
         # Only now: what a folder says about its run stays if the new settings do not fit it.
         _write_files(run, start, {"model-info.txt": model_info(plan), **(files or {})})
         experiment.data.write_model_files(run.folder)
-        return _steps(run, state, start)
+        record = start_record(
+            experiment,
+            mesh=plan.mesh,
+            batches=batches,
+            step=start,
+            clock=clock,
+            argv=argv,
+            report=report,
+        )
+        state = _steps(run, state, start, record)
     finally:
         run.checkpoints.close()
+    # Not before the last checkpoint is on disk.
+    record.save(max(start, experiment.train_steps), finished=True)
+    return state
 
 
 def _write_files(run: _Run, start: int, files: Mapping[str, str]) -> None:
@@ -110,7 +129,7 @@ def _start(run: _Run) -> tuple[TrainState, int]:
     return run.checkpoints.restore(step, run.plan.abstract, run.batches), step
 
 
-def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
+def _steps(run: _Run, state: TrainState, start: int, record: RunRecord) -> TrainState:
     experiment, last = run.experiment, run.experiment.train_steps
     evaluations = _Evaluations(run, start)
     # Also those that a killed run did not come to after its last checkpoint.
@@ -146,6 +165,7 @@ def _steps(run: _Run, state: TrainState, start: int) -> TrainState:
                 _check_finite(run, step, metrics)
                 if stopping or run.checkpoints.due(step, last):
                     run.checkpoints.save(step, state, run.batches)
+                    record.save(step)
                 if stopping and step < last:
                     raise Interrupted(f"stopped at step {step}; the same command goes on")
                 evaluations.run(step, state.params)

@@ -74,7 +74,7 @@ class Console:
         self._report(
             f"step {step:>6}/{self._train_steps}  loss {scalars['loss']:.3f}  "
             f"accuracy {scalars['accuracy']:.3f}  "
-            f"{scalars['timing/tokens_per_second']:,.0f} tokens/s  ETA {_clock(remaining)}"
+            f"{scalars['timing/tokens_per_second']:,.0f} tokens/s  ETA {clock(remaining)}"
         )
 
     def flush(self) -> None:
@@ -203,7 +203,8 @@ def _whole_lines(path: Path) -> list[str]:
     return text[: text.rfind("\n") + 1].splitlines()
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Write a time as 5:09 or 1:05:09."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

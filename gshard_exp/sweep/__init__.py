@@ -1,0 +1,1 @@
+"""Sweeps: grids of experiments, planned, run and followed from one file."""
