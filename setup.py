@@ -40,17 +40,19 @@ CORPUS = [
 VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
+REPORT = BENCH  # its plots as files; page and tables need nothing
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6",
     "ruff>=0.12",
     "mypy>=1.15",
-    *BENCH,
+    "selenium>=4.20",  # opens the page of a report, where there is a Chromium
+    *REPORT,
     *VISION,
 ]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use"]
+ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use", "sweep"]
 
 setup(
     name="gshard_exp",
@@ -70,6 +72,7 @@ setup(
         "gshard_exp.experiments": "experiments",
     },
     package_data={
+        "gshard_exp.sweep": ["*.js", "*.css", "*.json"],
         "gshard_exp.tasks": ["*.tsv"],
         "gshard_exp.gin": ["**/*.gin"],
         "gshard_exp.experiments": ["**/*.gin", "**/*.md"],
@@ -81,6 +84,7 @@ setup(
         "vision": VISION,
         "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
+        "report": REPORT,
         "test": TEST,
     },
     entry_points={"console_scripts": ["gshard-exp=gshard_exp.cli:main"]},
