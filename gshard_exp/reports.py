@@ -102,13 +102,14 @@ def write(
     Returns:
         What to say of it: fits, and what could not be written.
     """
-    from gshard_exp.sweep import charts, laws, page, plots, tables
+    from gshard_exp.sweep import charts, heats, laws, page, plots, tables
     from gshard_exp.sweep import published as paper
 
     drawn = charts.all_charts(found, smooth)
+    of_experts = [heat for run in found.runs for heat in heats.heats(run)]
     fitted = laws.all_laws(found)
     contents = page.Content(
-        charts=[*drawn, *paper.charts()] if published else drawn,
+        charts=[*drawn, *(paper.charts() if published else ()), *of_experts],
         points=tables.points(found),
         reach=tables.thresholds(found),
         fits=laws.table(fitted),

@@ -9,7 +9,8 @@ from importlib import resources
 from pathlib import Path
 
 from gshard_exp import __version__
-from gshard_exp.sweep.charts import Chart, Heat, looks
+from gshard_exp.sweep.charts import Chart, looks
+from gshard_exp.sweep.heats import Heat
 from gshard_exp.sweep.report import Report, average, last, written
 from gshard_exp.sweep.runs import CONFIG, METRICS, Run
 from gshard_exp.sweep.scores import DELTA, METRIC
@@ -228,24 +229,37 @@ def _table(
 
 
 def _charts(section: str, report: Report, content: Content) -> str:
-    charts = [chart for chart in content.charts if chart.section == section]
+    charts = _in_order([chart for chart in content.charts if chart.section == section])
+    if not charts:
+        return ""
     html = "".join(_figure(chart, content, report) for chart in charts)
-    if section == "experts" and charts:
-        names = list(dict.fromkeys(chart.run for chart in charts if isinstance(chart, Heat)))
+    html = f'<div class="charts">{html}</div>'
+    names = list(dict.fromkeys(chart.run for chart in charts if isinstance(chart, Heat)))
+    if len(names) > 1:
         options = "".join(f"<option>{escape(name)}</option>" for name in names)
-        chooser = f'<p><label>Run: <select id="which-run">{options}</select></label></p>'
-        html = f'{chooser}<div class="charts">{html}</div>'
-    elif charts:
-        html = f'<div class="charts">{html}</div>'
+        label = f'<label>Run: <select id="which-run">{options}</select></label>'
+        html = f"<p>{label}</p>{html}"
     if section == "loss" and content.reach.rows and len(content.reach.heads) > 1:
         html += f"<h3>{escape(content.reach.title)}</h3>{_table(content.reach)}"
-    return _section(section, HEADS[section], html) if html else ""
+    return _section(section, HEADS[section], html)
+
+
+def _in_order(charts: Sequence[Chart | Heat]) -> list[Chart | Heat]:
+    """Put each chart that is to stand beside another right after that."""
+    names = [chart.name for chart in charts]
+
+    def place(index: int) -> float:
+        other = getattr(charts[index], "beside", "")
+        return names.index(other) + 0.5 if other in names else index
+
+    return [charts[index] for index in sorted(range(len(charts)), key=place)]
 
 
 def _figure(chart: Chart | Heat, content: Content, report: Report) -> str:
-    own = isinstance(chart, Chart) and not (
-        len(report.runs) > 1 and {s.name for s in chart.series} <= {r.name for r in report.runs}
-    )
+    known = {run.name for run in report.runs}
+    own = isinstance(chart, Chart) and not {series.name for series in chart.series} <= known
+    # The first of a pair begins a row, so that the two stand side by side.
+    paired = any(getattr(other, "beside", "") == chart.name for other in content.charts)
     run = f' data-run="{escape(chart.run)}"' if isinstance(chart, Heat) else ""
     files = ""
     if content.plots:
@@ -253,7 +267,7 @@ def _figure(chart: Chart | Heat, content: Content, report: Report) -> str:
         files = f'<a href="{place}.png">PNG</a><a href="{place}.svg">SVG</a>'
     legend = '<div class="legend" role="group" aria-label="Series to show"></div>' if own else ""
     return (
-        f'<figure data-chart="{escape(chart.name)}"{run}><figcaption><h3>{escape(chart.title)}</h3>'
+        f'<figure data-chart="{escape(chart.name)}"{run}{" class=first" if paired else ""}><figcaption><h3>{escape(chart.title)}</h3>'
         f"<p>{escape(chart.about)}</p></figcaption>{legend}"
         '<div class="plot"></div><div class="foot files"><details><summary>Values</summary>'
         f'<div class="scroll" tabindex="0"></div></details>{files}</div></figure>'

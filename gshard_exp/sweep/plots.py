@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp.sweep.charts import Chart, Heat, Series
+from gshard_exp.sweep.charts import Chart, Series
+from gshard_exp.sweep.heats import Heat
 
 # Of the page's light theme, in its order (report.css).
 COLOURS = (

@@ -2,12 +2,13 @@
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
-from gshard_exp.sweep.charts import COLOURS, Axis, Chart, Series
+from gshard_exp.sweep.charts import COLOURS, NAMES, Axis, Chart, Series
 from gshard_exp.sweep.report import written
+from gshard_exp.sweep.scores import DELTA, METRIC
 from gshard_exp.sweep.tables import Table
 
 FILE = "published.json"
@@ -21,55 +22,32 @@ def figures() -> Mapping[str, Any]:
 
 def charts() -> list[Chart]:
     """Draw Table 2, Figure 1 and Figure 6 as published; each names its source."""
-    content = figures()
-    names = list(content["models"])
-    look = {name: (i % COLOURS, 0) for i, name in enumerate(names)}
-    reach: list[Series] = []
-    cost: list[Series] = []
-    quality: list[Series] = []
-    languages: list[Series] = []
-    for name, model in content["models"].items():
-        points = [(float(t), n * 1e9) for t, n in model.get("tokens_to_reach", {}).items()]
-        if points:
-            reach.append(Series(name, points, *look[name], line=False))
-        for series, key in ((cost, "bleu"), (quality, "delta_bleu")):
-            points = [(model["core_years"], model[key])]
-            series.append(Series(name, points, *look[name], line=False))
-        curve = [
-            (100 * (i + content["window"] / 2) / content["languages"], value)
-            for i, value in enumerate(model.get("delta_bleu_by_language", ()))
-        ]
-        if curve:
-            languages.append(Series(name, curve, *look[name]))
-    sources = content["sources"]
+    sources = figures()["sources"]
     years = Axis("TPU v3 core-years", log=True)
+    title = "Paper: average {} against core-years"
     return [
         Chart(
             "paper_tokens_to_reach",
             "Paper: tokens to reach a loss",
             sources["tokens_to_reach"],
-            Axis("cross entropy to reach, nats per target piece"),
+            Axis("cross entropy to reach"),
             Axis("source-side tokens", log=True),
-            reach,
+            _series(_reached, line=False),
             "loss",
+            beside="tokens_to_reach",
         ),
-        Chart(
-            "paper_bleu_core_years",
-            "Paper: average BLEU against core-years",
-            sources["cost"],
-            years,
-            Axis("BLEU, mean over languages"),
-            cost,
-            "quality",
-        ),
-        Chart(
-            "paper_delta_bleu_core_years",
-            "Paper: average delta BLEU against core-years",
-            sources["cost"],
-            years,
-            Axis("delta BLEU, mean over languages"),
-            quality,
-            "quality",
+        *(
+            Chart(
+                f"paper_{metric}_core_years",
+                title.format(NAMES[metric]),
+                sources["cost"],
+                years,
+                Axis(f"{NAMES[metric]}, mean over languages"),
+                _series(lambda model, metric=metric: [(model["core_years"], model[metric])], False),
+                "quality",
+                beside=f"{metric}_core_hours",
+            )
+            for metric in (METRIC, DELTA)
         ),
         Chart(
             "paper_delta_bleu_by_language",
@@ -77,9 +55,32 @@ def charts() -> list[Chart]:
             sources["delta_bleu_by_language"],
             Axis("languages, from most to fewest training pairs, %"),
             Axis("delta BLEU"),
-            languages,
+            _series(_by_language, line=True),
             "languages",
+            beside="delta_bleu_by_language",
         ),
+    ]
+
+
+def _series(points: Callable[[Any], Sequence[tuple[float, float]]], line: bool) -> list[Series]:
+    """Make a series of each model that has points; colours stay those of the model."""
+    models = figures()["models"].items()
+    return [
+        Series(name, found, index % COLOURS, index // COLOURS, line=line)
+        for index, (name, model) in enumerate(models)
+        if (found := points(model))
+    ]
+
+
+def _reached(model: Mapping[str, Any]) -> list[tuple[float, float]]:
+    return [(float(t), n * 1e9) for t, n in model.get("tokens_to_reach", {}).items()]
+
+
+def _by_language(model: Mapping[str, Any]) -> list[tuple[float, float]]:
+    content = figures()
+    return [
+        (100 * (index + content["window"] / 2) / content["languages"], value)
+        for index, value in enumerate(model.get("delta_bleu_by_language", ()))
     ]
 
 

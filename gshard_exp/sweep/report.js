@@ -19,13 +19,21 @@ function make(name, attributes = {}, ...children) {
 
 // Numbers ----------------------------------------------------------------------------------------
 
-function si(value) {
+function si(value, digits = 3) {
   const size = Math.abs(value);
   const units = [[1e18, "E"], [1e15, "P"], [1e12, "T"], [1e9, "B"], [1e6, "M"], [1e3, "K"]];
   for (const [scale, letter] of units) {
-    if (size >= 0.9995 * scale) return `${Number((value / scale).toPrecision(3))}${letter}`;
+    if (size >= 0.9995 * scale) return `${Number((value / scale).toPrecision(digits))}${letter}`;
   }
-  return size && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(3)));
+  return size && size < 1e-3 ? value.toExponential(1) : String(Number(value.toPrecision(digits)));
+}
+
+// Labels of an axis, with as many digits as it takes to tell them apart.
+function labels(ticks) {
+  for (let digits = 3; digits < 7; digits++) {
+    const texts = ticks.map((tick) => si(tick, digits));
+    if (new Set(texts).size === ticks.length || digits === 6) return texts;
+  }
 }
 
 const precise = (value) => (Math.abs(value) >= 1e4 ? si(value) : String(Number(value.toPrecision(4))));
@@ -146,7 +154,7 @@ function drawChart(chart, box) {
     return;
   }
   const y = scale(points.map((p) => p[1]), chart.y.log, tall - 40, 26, tall / 55);
-  const texts = y.ticks.map(precise);
+  const texts = labels(y.ticks);
   const left = 12 + 7 * Math.max(...texts.map((t) => t.length));
   const x = scale(points.map((p) => p[0]), chart.x.log, left, wide - 14, (wide - left) / 80);
   y.ticks.forEach((tick, i) => {
@@ -154,14 +162,15 @@ function drawChart(chart, box) {
     svg.append(make("text", { x: left - 6, y: y.to(tick) + 4, "text-anchor": "end" }, texts[i]));
   });
   let end = -Infinity;
-  for (const tick of x.ticks) {
-    const half = 3.5 * precise(tick).length;
+  const names = labels(x.ticks);
+  x.ticks.forEach((tick, i) => {
+    const half = 3.5 * names[i].length;
     const at = Math.min(x.to(tick), wide - half);
-    if (at - half < end + 6) continue; // labels that would touch
+    if (at - half < end + 6) return; // labels that would touch
     end = at + half;
     svg.append(make("line", { class: "grid", x1: x.to(tick), x2: x.to(tick), y1: 26, y2: tall - 40 }));
-    svg.append(make("text", { x: at, y: tall - 24, "text-anchor": "middle" }, precise(tick)));
-  }
+    svg.append(make("text", { x: at, y: tall - 24, "text-anchor": "middle" }, names[i]));
+  });
   svg.append(make("text", { class: "label", x: 0, y: 12 }, chart.y.label));
   svg.append(make("text", { class: "label", x: wide - 4, y: tall - 6, "text-anchor": "end" }, chart.x.label));
   for (const series of shown) svg.append(seriesMarks(series, x, y));
