@@ -11,6 +11,7 @@ from gshard_exp.sweep.scores import DELTA, METRIC
 COLOURS, SHAPES = 8, 6  # that a reader tells apart
 MOST_POINTS = 400  # of a curve; more would not be seen
 WINDOW = 10  # languages of the paper's hundred that Figure 6 averages over
+WORK = "loss_flops"
 NAMES = {METRIC: "BLEU", DELTA: "delta BLEU"}
 
 
@@ -98,9 +99,11 @@ def all_charts(report: Report, window: int | None = None) -> list[Chart]:
         window: languages to average over by resource; None: see `smoothing_window`.
     """
     look = looks(report.runs)
+    losses = _losses(report, look)
     return [
-        *_losses(report, look),
+        *(chart for chart in losses if chart.name != WORK),
         *_reaching(report, look),
+        *(chart for chart in losses if chart.name == WORK),
         *_by_cost(report, look),
         *_by_language(report, look, window),
     ]
@@ -126,7 +129,7 @@ def _losses(report: Report, look: Mapping[str, tuple[int, int]]) -> list[Chart]:
             {r.name: [p for p in r.held_out_curve if p[0] > 0] for r in report.runs},
         ),
         (
-            "loss_flops",
+            WORK,
             "Training loss against work",
             "Useful operations of forward and backward passes, worked out from the settings. "
             f"{about}",
@@ -179,8 +182,8 @@ def _by_cost(report: Report, look: Mapping[str, tuple[int, int]]) -> list[Chart]
         ("flops", "floating-point operations of training", "worked out from the settings"),
     )
     charts = []
-    for metric in (METRIC, DELTA):
-        for key, label, told in costs:
+    for key, label, told in costs:
+        for metric in (METRIC, DELTA):
             series = []
             for run in report.runs:
                 cost, score = getattr(run, key), average(run, metric)

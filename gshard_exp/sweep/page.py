@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from html import escape
 from importlib import resources
 from pathlib import Path
+from urllib.parse import quote
 
 from gshard_exp import __version__
 from gshard_exp.sweep.charts import Chart, looks
@@ -159,7 +160,7 @@ def _callouts(report: Report) -> str:
         notes.append(f"Points without a run yet: {', '.join(report.waiting)}.")
     if notes:
         items = "".join(f"<li>{escape(note)}</li>" for note in notes)
-        found += f'<div class="callout" role="note"><ul>{items}</ul></div>'
+        found += f'<div class="callout plain" role="note"><ul>{items}</ul></div>'
     return found
 
 
@@ -168,23 +169,23 @@ def _section(name: str, head: str, html: str) -> str:
 
 
 def _points(report: Report, content: Content) -> str:
-    links = {}
+    """Write the table of runs, with links to their folders and files."""
+    links, files = {}, {}
     for run in report.runs:
-        place = Path(os.path.relpath(run.folder.resolve(), content.folder.resolve())).as_posix()
-        found = [f'<a href="{_url(place)}/">{escape(run.name)}</a>']
-        for file, label in ((CONFIG, "config"), (METRICS, "metrics")):
-            if (run.folder / file).is_file():
-                found.append(f'<a href="{_url(place)}/{file}">{label}</a>')
-        links[run.name] = " ".join(found)
+        place = _url(os.path.relpath(run.folder.resolve(), content.folder.resolve()))
+        links[run.name] = f'<a href="{place}/">{escape(run.name)}</a>'
+        files[run.name] = " ".join(
+            f'<a href="{place}/{file}">{label}</a>'
+            for file, label in ((CONFIG, "config"), (METRICS, "metrics"))
+            if (run.folder / file).is_file()
+        )
     damaged = {damage.where for damage in report.damage}
-    html = _table(content.points, links=links, marked=damaged, sortable=True)
+    html = _table(content.points, links=links, files=files, marked=damaged, sortable=True)
     return f"{html}{_downloads('points.csv', 'points.md', 'report.json')}"
 
 
 def _url(path: str) -> str:
-    from urllib.parse import quote
-
-    return escape(quote(path))
+    return escape(quote(Path(path).as_posix()))
 
 
 def _downloads(*files: str) -> str:
@@ -196,6 +197,7 @@ def _table(
     table: Table,
     *,
     links: Mapping[str, str] | None = None,
+    files: Mapping[str, str] | None = None,
     marked: Collection[str] = (),
     sortable: bool = False,
     wrap: bool = False,
@@ -216,10 +218,12 @@ def _table(
             f'<td data-value="{escape("" if value is None else str(value))}">{escape(text)}</td>'
             for text, value in zip(row[1:], values[1:], strict=True)
         )
+        if files:
+            cells += f"<td>{files[row[0]]}</td>"
         body.append(f'<tr><th scope="row" data-value="{escape(row[0])}">{first}</th>{cells}</tr>')
     kinds = " ".join(["sortable"] * sortable + ["wrap"] * wrap)
     about = f"<p>{escape(table.about)}</p>" if table.about else ""
-    heads = "".join(map(head, table.heads))
+    heads = "".join(map(head, table.heads)) + ('<th scope="col">files</th>' if files else "")
     label = escape(table.title)
     return (
         f'{about}<div class="scroll" tabindex="0" role="region" aria-label="{label}">'
@@ -260,6 +264,7 @@ def _figure(chart: Chart | Heat, content: Content, report: Report) -> str:
     own = isinstance(chart, Chart) and not {series.name for series in chart.series} <= known
     # The first of a pair begins a row, so that the two stand side by side.
     paired = any(getattr(other, "beside", "") == chart.name for other in content.charts)
+    first = ' class="first"' if paired else ""
     run = f' data-run="{escape(chart.run)}"' if isinstance(chart, Heat) else ""
     files = ""
     if content.plots:
@@ -267,8 +272,8 @@ def _figure(chart: Chart | Heat, content: Content, report: Report) -> str:
         files = f'<a href="{place}.png">PNG</a><a href="{place}.svg">SVG</a>'
     legend = '<div class="legend" role="group" aria-label="Series to show"></div>' if own else ""
     return (
-        f'<figure data-chart="{escape(chart.name)}"{run}{" class=first" if paired else ""}><figcaption><h3>{escape(chart.title)}</h3>'
-        f"<p>{escape(chart.about)}</p></figcaption>{legend}"
+        f'<figure data-chart="{escape(chart.name)}"{run}{first}><figcaption>'
+        f"<h3>{escape(chart.title)}</h3><p>{escape(chart.about)}</p></figcaption>{legend}"
         '<div class="plot"></div><div class="foot files"><details><summary>Values</summary>'
         f'<div class="scroll" tabindex="0"></div></details>{files}</div></figure>'
     )

@@ -43,7 +43,7 @@ def charts() -> list[Chart]:
                 sources["cost"],
                 years,
                 Axis(f"{NAMES[metric]}, mean over languages"),
-                _series(lambda model, metric=metric: [(model["core_years"], model[metric])], False),
+                _series(functools.partial(_by_cost, metric), line=False),
                 "quality",
                 beside=f"{metric}_core_hours",
             )
@@ -74,6 +74,10 @@ def _series(points: Callable[[Any], Sequence[tuple[float, float]]], line: bool) 
 
 def _reached(model: Mapping[str, Any]) -> list[tuple[float, float]]:
     return [(float(t), n * 1e9) for t, n in model.get("tokens_to_reach", {}).items()]
+
+
+def _by_cost(metric: str, model: Mapping[str, Any]) -> list[tuple[float, float]]:
+    return [(model["core_years"], model[metric])]
 
 
 def _by_language(model: Mapping[str, Any]) -> list[tuple[float, float]]:

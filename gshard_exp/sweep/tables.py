@@ -49,10 +49,11 @@ def points(report: Report) -> Table:
         for row in values
     ]
     about = (
-        "Cross entropy: nats per target piece in training, last logged steps, without losses of "
-        "the routers; held-out: the same on validation text. Tokens: both sides, without padding. "
-        "FLOPs: useful operations of training so far. core-h: cores x hours, as recorded; step-h: "
-        "hours of the steps alone. Left behind: tokens that no expert held."
+        "Loss: training cross entropy, nats per target piece, in the last logged steps, without "
+        "the routers' losses; held-out: on validation text. Params: all; active: those that one "
+        "token uses. Tokens: both sides, without padding. FLOPs: useful operations of training so "
+        "far. core-h: cores x hours, as recorded; step-h: hours of the steps alone. Left behind: "
+        "tokens that no expert held."
     )
     return Table(
         "points",
