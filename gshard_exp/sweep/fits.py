@@ -94,7 +94,9 @@ def fit(
 
     Intervals come from refits to the law's predictions times the errors that it makes, drawn with
     replacement: whole stretches of neighbours of a curve, whose errors are alike, single ones
-    otherwise. They say nothing of whether the form of the law is right; the held-out error does.
+    otherwise. Of a curve of some 40 points whose neighbouring errors are correlated (by 0.5) nominal
+    95 % hold the truth in about three of four cases: read them as the least that is uncertain. They
+    say nothing of whether the form of the law is right; the held-out error does.
 
     Args:
         x: values of each variable, one a point.
@@ -253,8 +255,9 @@ def _intervals(
     error_N = (error_N - error_N.mean()) * np.sqrt(count / (count - free))
     drawn: dict[str, list[float]] = {name: [] for name in law.values}
     for _ in range(resamples):
-        starts = random.integers(0, count - block + 1, size=-(-count // block))
-        at_N = (starts[:, None] + np.arange(block)[None]).ravel()[:count]
+        starts = random.integers(0, count, size=-(-count // block))
+        # The first point follows the last: so each is drawn as often as any other.
+        at_N = (starts[:, None] + np.arange(block)[None]).ravel()[:count] % count
         again = _solve(
             law.names,
             x_NV,

@@ -171,8 +171,10 @@ def _add_points(folder: Path, found: _Found) -> bool:
 
 def _named(places: Sequence[tuple[str, Path, Mapping]]) -> list[tuple[str, Path, Mapping]]:
     """Give each folder once a name of its own."""
-    once = {folder.resolve(): (name, folder, axes) for name, folder, axes in reversed(places)}
-    kept = list(reversed(once.values()))
+    once: dict[Path, tuple[str, Path, Mapping]] = {}
+    for place in places:
+        once.setdefault(place[1].resolve(), place)
+    kept = list(once.values())
     names = [name for name, _, _ in kept]
     return [
         (name if names.count(name) == 1 else str(folder), folder, axes)
