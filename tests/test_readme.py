@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_runs
 import pytest
 import tiny_run
 
@@ -154,3 +155,19 @@ def test_the_command_that_measures_collectives_draws_its_plot(tmp_path, monkeypa
     assert cli.main([*argv, "--sizes=1KB", "--runs=1"]) == 0
     assert "collective-permute" in capsys.readouterr().out
     assert (tmp_path / "collectives.png").stat().st_size > 1000
+
+
+def test_the_commands_that_report_write_their_pages(command, tmp_path, monkeypatch):
+    for name in ("quickstart", "mine"):
+        made_runs.make_run(tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    argvs = of_ours(section("Read the results"))
+    assert len(argvs) == 2 and {argv[0] for argv in argvs} == {"report"}
+    for argv in argvs:
+        status, out, _ = command(*argv)
+        assert status == 0 and out
+    for folder, words in (("report", "Loss"), ("compared", "Paper: tokens to reach a loss")):
+        written = {path.name for path in (tmp_path / "runs" / folder).iterdir()}
+        assert words in (tmp_path / "runs" / folder / "index.html").read_text()
+        kinds = {f"{name}.md" for name in ("points", "tokens_to_reach", "fits", "settings")}
+        assert written >= kinds | {"index.html", "report.json", "plots", "points.csv"}

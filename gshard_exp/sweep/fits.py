@@ -94,9 +94,9 @@ def fit(
 
     Intervals come from refits to the law's predictions times the errors that it makes, drawn with
     replacement: whole stretches of neighbours of a curve, whose errors are alike, single ones
-    otherwise. Of a curve of some 40 points whose neighbouring errors are correlated (by 0.5) nominal
-    95 % hold the truth in about three of four cases: read them as the least that is uncertain. They
-    say nothing of whether the form of the law is right; the held-out error does.
+    otherwise. Of a curve of some 40 points whose neighbouring errors are correlated (by 0.5) they
+    hold the truth in about three of four cases, not 95 %: read them as the least that is uncertain.
+    They say nothing of whether the form of the law is right; the held-out error does.
 
     Args:
         x: values of each variable, one a point.
