@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gshard_exp.sweep.laws import Law
     from gshard_exp.sweep.report import Report
 
-PAGE = "index.html"
+PAGE, DATA = "index.html", "report.json"
 
 
 def add_flags(verb: argparse.ArgumentParser) -> None:
@@ -119,23 +119,37 @@ def write(
         plots=plots.available(),
     )
     folder.mkdir(parents=True, exist_ok=True)
-    if contents.plots:
-        plots.draw(contents.charts, folder / "plots")
+    _remove_former(folder)
+    files = plots.draw(contents.charts, folder / "plots") if contents.plots else []
     for table in contents.tables:
         text = f"# {table.title}\n\n{table.about}\n\n{tables.markdown(table)}\n"
-        (folder / f"{table.name}.md").write_text(text, "utf-8")
-        (folder / f"{table.name}.csv").write_text(tables.csv_text(table), "utf-8")
+        for kind, written in (("md", text), ("csv", tables.csv_text(table))):
+            files.append(folder / f"{table.name}.{kind}")
+            files[-1].write_text(written, "utf-8")
     content = {
         "title": found.title,
         "damage": [dataclasses.asdict(damage) for damage in found.damage],
         "notes": found.notes,
         "waiting": list(found.waiting),
+        "files": [file.relative_to(folder).as_posix() for file in files],
         **{table.name: tables.as_objects(table) for table in contents.tables},
     }
     text = json.dumps(content, ensure_ascii=False, indent=1)
-    (folder / "report.json").write_text(f"{text}\n", "utf-8")
+    (folder / DATA).write_text(f"{text}\n", "utf-8")
     (folder / PAGE).write_text(page.page(found, contents), "utf-8")
     return _said(fitted, contents.plots)
+
+
+def _remove_former(folder: Path) -> None:
+    """Remove what the report before this one wrote: a plot of a run that is gone would mislead."""
+    try:
+        files = json.loads((folder / DATA).read_text("utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # there was none, or it is not ours: nothing is removed
+    for name in files:
+        path = folder / str(name)
+        if path.suffix in (".png", ".svg", ".md", ".csv") and folder in path.resolve().parents:
+            path.unlink(missing_ok=True)
 
 
 def _said(fitted: Sequence[Law], plots: bool) -> list[str]:

@@ -126,6 +126,50 @@ def test_every_chart_becomes_a_png_and_an_svg_the_same_each_time(found, tmp_path
     assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
 
 
+def test_ticks_of_a_logarithmic_axis_read_like_those_of_the_page():
+    assert plots.log_ticks(9e3, 4e5) == ([1e4, 3e4, 1e5, 3e5], ["10K", "30K", "100K", "300K"])
+    ticks, texts = plots.log_ticks(1.771e12, 1.777e12)
+    assert len(ticks) > 2 and texts[0].startswith("1.77") and len(set(texts)) == len(texts)
+    assert plots.log_ticks(1e-3, 1e6)[1][:2] == ["0.001", "0.01"]
+
+
+def test_a_second_report_leaves_no_plot_of_the_first_and_nobody_else_s_file(found, tmp_path):
+    drawings = {"loss_flops", "mine"}
+    reports.write(found, tmp_path, published=True)
+    (tmp_path / "plots" / "mine.png").write_bytes(b"mine")
+    one = report.Report("one", [bare("empty")], (), (), ())
+    reports.write(one, tmp_path)
+    assert {path.stem for path in (tmp_path / "plots").iterdir()} == drawings - {"loss_flops"}
+    assert not (tmp_path / "paper.md").exists() and (tmp_path / "points.md").exists()
+
+
+def test_a_list_of_files_cannot_make_a_report_remove_others(found, tmp_path):
+    outside, inside = tmp_path / "outside.md", tmp_path / "report" / "notes.txt"
+    inside.parent.mkdir()
+    outside.touch()
+    inside.touch()
+    listed = {"files": ["../outside.md", "notes.txt", "plots"]}
+    (tmp_path / "report" / "report.json").write_text(json.dumps(listed))
+    reports.write(report.Report("one", [bare("empty")], (), (), ()), tmp_path / "report")
+    assert outside.exists() and inside.exists()
+
+
+def test_runs_on_images_are_reported_in_their_own_unit():
+    lines = [
+        {
+            "step": step,
+            "cross_ent_loss_per_example": 2.0 / step,
+            "timing/steps_per_second": 1.0,
+            "timing/tokens_per_second": 64.0,
+        }
+        for step in (1, 2, 3)
+    ]
+    found = report.Report("images", [bare("vision", lines)], (), (), ())
+    chart = drawn(found, "loss")
+    assert chart.y.label == "cross entropy, nats per image"
+    assert chart.series[0].points == [(64.0, 2.0), (128.0, 1.0), (192.0, 2.0 / 3)]
+
+
 def test_the_plots_have_the_colours_of_the_page():
     css = (Path(plots.__file__).parent / "report.css").read_text()
     for index, colour in enumerate(plots.COLOURS):

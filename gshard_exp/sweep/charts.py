@@ -111,7 +111,7 @@ def all_charts(report: Report, window: int | None = None) -> list[Chart]:
 
 def _losses(report: Report, look: Mapping[str, tuple[int, int]]) -> list[Chart]:
     tokens = Axis("tokens seen, both sides, without padding", log=True)
-    nats = Axis("cross entropy, nats per target piece")
+    nats = Axis(f"cross entropy, {units(report)}")
     about = "Mean over the steps between two lines of metrics; losses of the routers left out."
     found = [
         (
@@ -149,6 +149,12 @@ def _losses(report: Report, look: Mapping[str, tuple[int, int]]) -> list[Chart]:
     return charts
 
 
+def units(report: Report) -> str:
+    """Name the unit of the runs' cross entropy: nats per target piece, for translation."""
+    of_runs = dict.fromkeys(run.unit for run in report.runs)
+    return f"nats per {' or '.join(of_runs)}"
+
+
 def _by_flops(run: Run) -> list[tuple[float, float]]:
     """Return the training curve over useful operations instead of tokens."""
     if not run.flops or not run.tokens:
@@ -171,7 +177,7 @@ def _reaching(report: Report, look: Mapping[str, tuple[int, int]]) -> list[Chart
         "The first time that the training loss is at or below; see the table (the paper's Table 2)."
     )
     y = Axis("tokens", log=True)
-    x = Axis("cross entropy to reach, nats per target piece")
+    x = Axis(f"cross entropy to reach, {units(report)}")
     return [Chart("tokens_to_reach", "Tokens to reach a loss", about, x, y, series, "loss")]
 
 

@@ -1,11 +1,13 @@
 """Every chart of a report as PNG and SVG, through matplotlib."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gshard_exp.sweep.charts import Chart, Series
 from gshard_exp.sweep.heats import Heat
+from gshard_exp.sweep.report import si
 
 # Of the page's light theme, in its order (report.css).
 COLOURS = (
@@ -64,9 +66,14 @@ def _lines(chart: Chart, pyplot: Any) -> Any:
     figure, axis = pyplot.subplots(figsize=(7.2, 4.2), layout="constrained")
     for series in chart.series:
         _add(series, axis)
-    for side, is_log in (("x", chart.x.log), ("y", chart.y.log)):
-        if is_log:
-            getattr(axis, f"set_{side}scale")("log")
+    if chart.x.log:
+        axis.set_xscale("log")
+        axis.set_xticks(*log_ticks(*axis.get_xlim()))
+        axis.minorticks_off()
+    if chart.y.log:
+        axis.set_yscale("log")
+        axis.set_yticks(*log_ticks(*axis.get_ylim()))
+        axis.minorticks_off()
     axis.set_xlabel(chart.x.label, color=QUIET)
     axis.set_ylabel(chart.y.label, color=QUIET)
     axis.set_title(chart.title, loc="left", color=INK, fontsize=11, fontweight="bold")
@@ -79,6 +86,20 @@ def _lines(chart: Chart, pyplot: Any) -> Any:
     elif len(chart.series) > 1:
         axis.legend(frameon=False, fontsize=8)
     return figure
+
+
+def log_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
+    """Choose ticks of a logarithmic axis and write them as the page does: 30K, not 3 x 10^4."""
+    from matplotlib.ticker import MaxNLocator
+
+    decades = math.log10(high / low)
+    within = (1,) if decades > 5 else (1, 3) if decades > 1.3 else (1, 1.5, 2, 3, 5, 7)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [m * 10.0**power for power in powers for m in within]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    if len(ticks) < 2:
+        ticks = [t for t in MaxNLocator(5).tick_values(low, high) if max(low, 0) < t <= high]
+    return ticks, [f"{si(tick, 4)}" for tick in ticks]
 
 
 def _add(series: Series, axis: Any) -> None:

@@ -8,6 +8,7 @@ const tip = document.getElementById("tip");
 const SVG = "http://www.w3.org/2000/svg";
 const DASHES = ["", "7 3", "2 2.5", "8 3 2 3", "12 4", "4 4"];
 const GAP = 14; // pixels between pointer and tip
+const NARROW = 560; // pixels; report.css has the same
 
 function make(name, attributes = {}, ...children) {
   const svg = ["svg", "g", "path", "line", "text", "rect", "title"].includes(name);
@@ -37,6 +38,9 @@ function labels(ticks) {
 }
 
 const precise = (value) => (Math.abs(value) >= 1e4 ? si(value) : String(Number(value.toPrecision(4))));
+
+// The same, with as many digits for each, for values one below the other.
+const aligned = (value) => (Math.abs(value) >= 1e4 || Math.abs(value) < 1e-3 ? si(value) : value.toPrecision(4));
 
 function linearTicks(low, high, count) {
   const rough = (high - low) / Math.max(count, 1);
@@ -129,6 +133,12 @@ function showTip(box, x, y, head, rows, note) {
   const frame = box.getBoundingClientRect();
   const [wide, tall] = [tip.offsetWidth, tip.offsetHeight];
   const page = document.documentElement.clientWidth;
+  if (page < NARROW) {
+    // There is no room beside a finger: at the edge of the screen that is farther from it.
+    tip.style.left = "4px";
+    tip.style.top = `${frame.top + y > window.innerHeight / 2 ? 4 : window.innerHeight - tall - 4}px`;
+    return;
+  }
   let left = frame.left + x + GAP;
   if (left + wide > page - 4) left = Math.max(4, frame.left + x - wide - GAP);
   const top = Math.min(Math.max(4, frame.top + y - tall / 2), window.innerHeight - tall - 4);
@@ -136,9 +146,7 @@ function showTip(box, x, y, head, rows, note) {
   tip.style.top = `${Math.max(4, top)}px`;
 }
 
-function hideTip() {
-  tip.hidden = true;
-}
+const hideTip = () => (tip.hidden = true);
 
 // Lines and marks --------------------------------------------------------------------------------
 
@@ -217,7 +225,7 @@ function listen(svg, box, chart, shown, x, y, cross, dots) {
       cross.setAttribute("visibility", "visible");
     }
     dots.replaceChildren(...told.map((p) => make("path", { class: `mark c${p.series.colour}`, d: markPath(p.series.shape, p.px, p.py, 5.5) })));
-    showTip(box, near.px, near.py, `${chart.x.label}: ${precise(near.point[0])}`, told.map((p) => [p.series, precise(p.point[1])]), near.note);
+    showTip(box, near.px, near.py, `${chart.x.label}: ${precise(near.point[0])}`, told.map((p) => [p.series, aligned(p.point[1])]), near.note);
   };
   svg.addEventListener("pointermove", (event) => {
     const frame = svg.getBoundingClientRect();

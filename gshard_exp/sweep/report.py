@@ -41,6 +41,7 @@ class Report:
         waiting: points of a sweep that have no folder yet.
         damage: what could not be read; the rest is reported.
         thresholds: cross entropies (nats per target piece), from high to low.
+        remarks: what the reader should know, besides `notes`.
     """
 
     title: str
@@ -48,6 +49,7 @@ class Report:
     waiting: Sequence[str]
     damage: Sequence[Damage]
     thresholds: Sequence[float]
+    remarks: Sequence[str] = ()
 
     @property
     def axes(self) -> list[str]:
@@ -58,7 +60,7 @@ class Report:
     def notes(self) -> list[str]:
         """What a reader has to know before comparing."""
         kinds = {run.scores.kind: run.name for run in self.runs if run.scores}
-        found = []
+        found = list(self.remarks)
         if len(kinds) > 1:
             shown = "; ".join(f"{name}: {kind}" for kind, name in kinds.items())
             found.append(f"BLEU of these runs was not measured alike ({shown}).")
@@ -111,13 +113,14 @@ def collect(
         )
     runs = [read_run(folder, name, axes) for name, folder, axes in _named(found.places)]
     damage = [*found.damage, *(Damage(run.name, text) for run in runs for text in run.damage)]
+    remarks: list[str] = []
     if baselines is not None:
-        runs = [_compared(run, baselines, damage) for run in runs]
+        runs = [_compared(run, baselines, remarks) for run in runs]
     if thresholds is None:
         thresholds = default_thresholds([run.curve for run in runs])
     order = sorted(set(thresholds), reverse=True)
     title = ", ".join(dict.fromkeys(found.titles))
-    return Report(title, runs, tuple(found.waiting), tuple(damage), tuple(order))
+    return Report(title, runs, tuple(found.waiting), tuple(damage), tuple(order), tuple(remarks))
 
 
 def _search(folder: Path, found: _Found) -> None:
@@ -182,13 +185,13 @@ def _named(places: Sequence[tuple[str, Path, Mapping]]) -> list[tuple[str, Path,
     ]
 
 
-def _compared(run: Run, baselines: Baselines, damage: list[Damage]) -> Run:
+def _compared(run: Run, baselines: Baselines, remarks: list[str]) -> Run:
     if run.scores is None:
         return run
     compared = run.scores.against(baselines)
     if isinstance(compared, Scores):
         return dataclasses.replace(run, scores=compared)
-    damage.append(Damage(run.name, compared))
+    remarks.append(f"{run.name}: {compared}")
     return run
 
 
@@ -290,10 +293,10 @@ def written(value: Any, form: str) -> str:
     return format(value, form)
 
 
-def si(value: float) -> str:
-    """Write 12345678 as `12.3M`; nothing above `Q` (10^30)."""
+def si(value: float, digits: int = 3) -> str:
+    """Write 12345678 as `12.3M`; a billion is `B`."""
     for power, letter in enumerate("KMGTPEZYRQ"[::-1]):
         scale = 1000.0 ** (10 - power)
         if abs(value) >= 0.9995 * scale:
-            return f"{value / scale:.3g}{'B' if letter == 'G' else letter}"
-    return f"{value:.3g}"
+            return f"{value / scale:.{digits}g}{'B' if letter == 'G' else letter}"
+    return f"{value:.{digits}g}"

@@ -25,7 +25,11 @@ from gshard_exp.sweep.scores import Scores, in_training, of_evaluation
 
 CONFIG, RECORD, METRICS, INFO = "config.gin", "run.json", "train/metrics.jsonl", "model-info.txt"
 MARKS = (CONFIG, RECORD, METRICS, INFO)  # a folder with one of them is, or was, a run
-CROSS_ENTROPY = "cross_ent_loss_per_all_target_tokens"  # nats per target piece, nothing added
+# Of what a training cross entropy is the mean, and its name in metrics: nothing else is added.
+CROSS_ENTROPIES = {
+    "target piece": "cross_ent_loss_per_all_target_tokens",
+    "image": "cross_ent_loss_per_example",
+}
 HELD_OUT_LOSS = "cross_ent_loss"
 RATES = ("timing/tokens_per_second", "timing/steps_per_second")
 Line = Mapping[str, Any]
@@ -113,13 +117,19 @@ class Run:
         return found
 
     @property
+    def unit(self) -> str:
+        """Of what the training cross entropy is the mean: a key of `CROSS_ENTROPIES`."""
+        last = self.lines[-1] if self.lines else {}
+        return next((unit for unit, key in CROSS_ENTROPIES.items() if key in last), "target piece")
+
+    @property
     def curve(self) -> list[tuple[float, float]]:
-        """Training cross entropy (nats per piece, no loss of the routers) against tokens seen."""
-        pairs = zip(self.tokens_by_step, self.lines, strict=True)
+        """Training cross entropy (nats, no loss of the routers) against tokens seen."""
+        key = CROSS_ENTROPIES[self.unit]
         return [
-            (n, line[CROSS_ENTROPY])
-            for (_, n), line in pairs
-            if n and is_number(line, CROSS_ENTROPY)
+            (tokens, line[key])
+            for (_, tokens), line in zip(self.tokens_by_step, self.lines, strict=True)
+            if tokens and is_number(line, key)
         ]
 
     @property

@@ -45,13 +45,14 @@ class Scores:
 
     def against(self, baselines: Baselines) -> "Scores | str":
         """Return these with delta BLEU against bilingual models, or why that means nothing."""
+        if not self.signature:
+            return "no delta BLEU yet: it takes the scores of gshard-exp eval"
         wanted = (METRIC, self.signature, self.split)
         there = (baselines.metric, baselines.signature, baselines.split)
         for what, ours, theirs in zip(("metric", "signature", "split"), wanted, there, strict=True):
             if ours != theirs:
                 return (
-                    f"{self.source} has {what} {ours or 'none'!r} and the baselines {theirs!r}: "
-                    "no delta BLEU"
+                    f"no delta BLEU: {self.source} has {what} {ours!r} and the baselines {theirs!r}"
                 )
         languages = {
             code: {**row, DELTA: row[METRIC] - baselines.scores[code]}
