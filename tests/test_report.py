@@ -93,6 +93,16 @@ def test_a_run_that_goes_on_says_how_far_it_is(tmp_path):
     assert report.collect([tmp_path]).runs[0].status == "step 200 of 400"
 
 
+def test_the_held_out_loss_before_training_is_not_that_of_a_trained_model(tmp_path):
+    folder = made_runs.make_run(tmp_path / "run")
+    path = folder / "training_eval" / "validation" / "metrics.jsonl"
+    made_runs.write_lines(path, [{"step": 0, "cross_ent_loss": 9.0}])
+    run = report.collect([folder]).runs[0]
+    assert run.held_out_curve == [(0.0, 9.0)] and report.held_out_loss(run) is None
+    made_runs.write_lines(path, [{"step": n, "cross_ent_loss": 9.0 - n} for n in (0, 1, 200)])
+    assert report.held_out_loss(report.collect([folder]).runs[0]) == -191.0
+
+
 def test_a_run_that_has_only_begun_is_no_damage(tmp_path):
     folder = made_runs.make_run(tmp_path / "new")
     for name in ("train", "training_eval", "inference_eval", "run.json"):
@@ -344,14 +354,14 @@ def test_the_verb_writes_every_form_and_says_where(command, sweep):
 
 def test_a_report_goes_where_it_is_sent_and_reaches_what_it_is_asked(command, made, tmp_path):
     output = tmp_path / "there"
-    argv = ["report", made, f"--output={output}", "--reach=6,4.2"]
+    argv = ["report", made / "l4-e4", f"--output={output}", "--reach=6,4.2"]
     status, _, _ = command(*argv)
     assert status == 0
     rows = json.loads((output / "report.json").read_text())["tokens_to_reach"]
     assert list(rows[0]) == ["point", "6", "4.2"]
     run = report.collect([made]).runs[0]
     assert rows[0]["6"] == report.tokens_to_reach(run.curve, 6.0)
-    assert not (made / "report").exists()
+    assert not (made / "l4-e4" / "report").exists()
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,8 @@ def draw(charts: Sequence[Chart | Heat], folder: Path) -> list[Path]:
     with rc_context({"svg.hashsalt": "gshard_exp", "font.size": 9, "axes.edgecolor": GRID}):
         for chart in charts:
             figure = _heat(chart, pyplot) if isinstance(chart, Heat) else _lines(chart, pyplot)
+            figure.draw_without_rendering()  # lays out once, for both files
+            figure.set_layout_engine("none")
             for kind in KINDS:
                 files.append(folder / f"{chart.name}.{kind}")
                 metadata = {"Date": None} if kind == "svg" else {}

@@ -236,7 +236,7 @@ def columns(report: Report) -> list[Column]:
         *of_axes,
         ("status", "status", lambda run: run.status, ""),
         ("cross_entropy", "loss", lambda run: last(run.curve), ".3f"),
-        ("held_out", "held-out loss", lambda run: last(run.held_out_curve), ".3f"),
+        ("held_out", "held-out loss", held_out_loss, ".3f"),
         (METRIC, "BLEU", lambda run: average(run, METRIC), ".2f"),
         (DELTA, "delta BLEU", lambda run: average(run, DELTA), "+.2f"),
         ("parameters", "params", lambda run: run.model.total, "si"),
@@ -257,6 +257,11 @@ def _axis(name: str) -> Callable[[Run], Any]:
 def average(run: Run, metric: str) -> float | None:
     """Return a run's mean over languages, None where there is none."""
     return run.scores.average(metric) if run.scores else None
+
+
+def held_out_loss(run: Run) -> float | None:
+    """Return the newest loss of held-out text after some training."""
+    return last([point for point in run.held_out_curve if point[0] > 0])
 
 
 def _seed(run: Run) -> Any:
