@@ -41,13 +41,15 @@ VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
 SLURM = ["submitit>=1.5"]  # hands the points of a sweep to a cluster
+REPORT = BENCH  # its plots as files; page and tables need nothing
 TEST = [
     "pytest>=8",
     "pytest-xdist>=3.6",
     "hypothesis>=6",
     "ruff>=0.12",
     "mypy>=1.15",
-    *BENCH,
+    "selenium>=4.20",  # opens the page of a report, where there is a Chromium
+    *REPORT,
     *VISION,
     *SLURM,
 ]
@@ -72,6 +74,7 @@ setup(
         "gshard_exp.experiments": "experiments",
     },
     package_data={
+        "gshard_exp.sweep": ["*.js", "*.css", "*.json"],
         "gshard_exp.tasks": ["*.tsv"],
         "gshard_exp.gin": ["**/*.gin"],
         "gshard_exp.experiments": ["**/*.gin", "**/*.md"],
@@ -84,6 +87,7 @@ setup(
         "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
         "slurm": SLURM,
+        "report": REPORT,
         "test": TEST,
     },
     entry_points={"console_scripts": ["gshard-exp=gshard_exp.cli:main"]},

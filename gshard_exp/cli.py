@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp import look, sweep_verbs, verify
+from gshard_exp import look, reports, sweep_verbs, verify
 from gshard_exp.config import (
     ConfigError,
     assemble,
@@ -201,6 +201,8 @@ def _parser() -> argparse.ArgumentParser:
         _one_experiment(verb, required=False, explanation=f"default: {QUICKSTART}")
     _add_looking_verbs(verbs)
     _add_model_verbs(verbs)
+    report = _verb(verbs, "report", reports.report_verb, "tables, plots and a page of runs")
+    reports.add_flags(report)
     inspect = _verb(verbs, "inspect", verify.inspect_verb, "list what a step sends, and why")
     invariance = _verb(
         verbs, "invariance", verify.invariance_verb, "compare a step on every mesh with one device"

@@ -31,6 +31,7 @@ FLOORS = {
     "sweep": 8,
     "t5x_runner": 8,
     "look": 8,  # verbs of the command line
+    "reports": 9,  # verbs of the command line
     "verify": 9,  # verbs of the command line
     "sweep_verbs": 9,  # verbs of the command line
     "cli": 10,

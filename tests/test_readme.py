@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_runs
 import pytest
 import tiny_run
 
@@ -190,3 +191,19 @@ def test_the_points_of_the_sweep_are_those_that_the_text_names(tmp_path):
     names = [point.name for point in prepare.prepare(file)]
     assert len(names) == 6
     assert f"Its points are `{names[0]}`, `{names[1]}`, ... `{names[-1]}`" in text
+
+
+def test_the_commands_that_report_write_their_pages(command, tmp_path, monkeypatch):
+    for name in ("quickstart", "mine"):
+        made_runs.make_run(tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    argvs = of_ours(section("Read the results"))
+    assert len(argvs) == 2 and {argv[0] for argv in argvs} == {"report"}
+    for argv in argvs:
+        status, out, _ = command(*argv)
+        assert status == 0 and out
+    for folder, words in (("report", "Loss"), ("compared", "Paper: tokens to reach a loss")):
+        written = {path.name for path in (tmp_path / "runs" / folder).iterdir()}
+        assert words in (tmp_path / "runs" / folder / "index.html").read_text()
+        kinds = {f"{name}.md" for name in ("points", "tokens_to_reach", "fits", "settings")}
+        assert written >= kinds | {"index.html", "report.json", "plots", "points.csv"}

@@ -6,6 +6,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import made_runs
 import pytest
 
 ROOT = Path(__file__).parent.parent
@@ -84,3 +85,12 @@ def test_the_task_modules_and_their_table_come_with_the_wheel(installed, tmp_pat
     file, languages = done.stdout.split()
     assert file.startswith(str(installed))
     assert int(languages) > 100
+
+
+def test_a_report_from_the_wheel_has_its_script_style_and_published_figures(installed, tmp_path):
+    made_runs.make_run(tmp_path / "run")
+    done = run_elsewhere(installed, tmp_path, "-m", "gshard_exp", "report", "run", "--published")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    for words in ('"use strict"', "color-scheme", "MoE(2048E,36L)"):
+        assert words in page

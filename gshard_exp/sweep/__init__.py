@@ -1,1 +1,1 @@
-"""Sweeps: grids of experiments, planned, run and followed from one file."""
+"""Sweeps: grids of experiments, planned, run and followed from one file; and what runs say."""

@@ -1,0 +1,122 @@
+"""Translation quality of a run: BLEU by language, averages, and delta BLEU."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from gshard_exp.score.evaluate import GROUPS
+from gshard_exp.score.quality import Baselines
+
+METRIC = "bleu"
+DELTA = f"delta_{METRIC}"
+MACRO = "macro"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """What one evaluation found.
+
+    Attributes:
+        source: the file that says so.
+        split: "test" or "validation".
+        step: of the parameters.
+        search: how translations were looked for.
+        signature: of the metric; empty where the file has none.
+        languages: code -> {bleu, delta_bleu where known, averaged}, from high to low resource.
+        averages: macro, high, middle, low -> {bleu, delta_bleu where known}.
+    """
+
+    source: str
+    split: str
+    step: int
+    search: str
+    signature: str
+    languages: Mapping[str, Mapping[str, Any]]
+    averages: Mapping[str, Mapping[str, float]]
+
+    @property
+    def kind(self) -> str:
+        """What has to be equal for two averages to be comparable, but for the languages."""
+        return f"{self.split}, {self.search}"
+
+    def average(self, metric: str, group: str = MACRO) -> float | None:
+        """Return the mean over languages; None if it is not known."""
+        return self.averages.get(group, {}).get(metric)
+
+    def against(self, baselines: Baselines) -> "Scores | str":
+        """Return these with delta BLEU against bilingual models, or why that means nothing."""
+        if not self.signature:
+            return "no delta BLEU yet: it takes the scores of gshard-exp eval"
+        wanted = (METRIC, self.signature, self.split)
+        there = (baselines.metric, baselines.signature, baselines.split)
+        for what, ours, theirs in zip(("metric", "signature", "split"), wanted, there, strict=True):
+            if ours != theirs:
+                return (
+                    f"no delta BLEU: {self.source} has {what} {ours!r} and the baselines {theirs!r}"
+                )
+        languages = {
+            code: {**row, DELTA: row[METRIC] - baselines.scores[code]}
+            if code in baselines.scores
+            else {key: value for key, value in row.items() if key != DELTA}
+            for code, row in self.languages.items()
+        }
+        averages = {
+            group: {**row, **_mean_delta(languages.values(), group)}
+            for group, row in self.averages.items()
+        }
+        return dataclasses.replace(self, languages=languages, averages=averages)
+
+
+def _mean_delta(rows: Any, group: str) -> dict[str, float]:
+    counted = [
+        row[DELTA]
+        for row in rows
+        if row.get("averaged") and DELTA in row and group in (MACRO, row.get("group"))
+    ]
+    return {DELTA: sum(counted) / len(counted)} if counted else {}
+
+
+def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) -> Scores | None:
+    """Read what `gshard-exp eval` wrote; None, and a line in `damage`, if it is something else."""
+    if not content:
+        return None
+    try:
+        search = content["search"]
+        languages = {
+            code: {**row, METRIC: float(row[METRIC])} for code, row in content["languages"].items()
+        }
+        return Scores(
+            source=source,
+            split=str(content["split"]),
+            step=int(content["step"]),
+            search=f"beam of {search['beam_size']}" if search["beam_size"] > 1 else "greedy",
+            signature=str(content["metrics"].get(METRIC, "")),
+            languages=languages,
+            averages={group: dict(row) for group, row in content["averages"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        damage.append(f"{source} is no result of an evaluation: {type(error).__name__} {error}")
+        return None
+
+
+def in_training(lines: Sequence[Mapping[str, Any]]) -> Scores | None:
+    """Read the newest line with BLEU of `training_eval/*/metrics.jsonl`; None if there is none."""
+    of_bleu = [line for line in lines if any(key.startswith(f"{METRIC}/") for key in line)]
+    if not of_bleu:
+        return None
+    line = of_bleu[-1]
+    parts = {
+        key.partition("/")[2]: value
+        for key, value in line.items()
+        if key.startswith(f"{METRIC}/") and isinstance(value, int | float)
+    }
+    groups = (MACRO, *GROUPS)
+    return Scores(
+        source="training_eval",
+        split="held-out text during training",
+        step=line["step"],
+        search="greedy",
+        signature="",
+        languages={code: {METRIC: v} for code, v in parts.items() if code not in groups},
+        averages={group: {METRIC: parts[group]} for group in groups if group in parts},
+    )
