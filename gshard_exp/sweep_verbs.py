@@ -1,4 +1,4 @@
-"""The verbs of sweeps: plan, run, status, commands."""
+"""The verbs of sweeps: plan, run, eval, status, commands."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def add_verbs(sweep: argparse.ArgumentParser, common: Any) -> None:
     verbs = sweep.add_subparsers(required=True, metavar="VERB")
     plan = common(verbs, "plan", plan_verb, "tabulate what each point takes, before anything runs")
     run = common(verbs, "run", run_verb, "train the points that are not done")
+    score = common(verbs, "eval", eval_verb, "score the trained points on held-out text")
     status = common(verbs, "status", status_verb, "tell how far each point is")
     commands = common(verbs, "commands", commands_verb, "print the command of each point")
-    for verb in (plan, run, status, commands):
+    for verb in (plan, run, score, status, commands):
         verb.add_argument(
             "sweep", nargs="?", metavar="F", help="a gin file of a grid.Sweep, or fdl:BUILDER"
         )
@@ -71,6 +72,7 @@ def add_verbs(sweep: argparse.ArgumentParser, common: Any) -> None:
     plan.add_argument(
         "--no-measure", dest="measure", action="store_false", help="take no steps on this machine"
     )
+    _add_scoring(score)
     run.add_argument("--jobs", type=int, default=1, metavar="N", help="points at once; default: 1")
     run.add_argument(
         "--launcher",
@@ -85,6 +87,17 @@ def add_verbs(sweep: argparse.ArgumentParser, common: Any) -> None:
         default=[],
         metavar="KEY=VALUE",
         help="a parameter of submitit: timeout_min=240, slurm_partition=P; may be repeated",
+    )
+
+
+def _add_scoring(score: argparse.ArgumentParser) -> None:
+    score.add_argument("--split", default="test", help="test (default) or validation")
+    score.add_argument("--max_examples", type=int, help="of each language; default: all")
+    score.add_argument("--again", action="store_true", help="also what was scored before")
+    score.add_argument(
+        "--baselines_to",
+        metavar="FILE",
+        help="write the scores of bilingual points for `report --baselines` and `eval --baselines`",
     )
 
 
@@ -145,6 +158,22 @@ def _report(outcomes: Sequence[Any], *, stopped: bool) -> int:
         print("stopped; the same command goes on", file=sys.stderr)
         return STOPPED
     return FAILED if counts["failed"] or counts["interrupted"] else 0
+
+
+def eval_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    """Score the trained points; the status says whether all of them are scored."""
+    from gshard_exp.sweep import scoring
+
+    folder, names = _folder(arguments, bindings)
+    folders = {name: folder / name for name in names}
+    words = [] if arguments.max_examples is None else [f"--max_examples={arguments.max_examples}"]
+    outcomes = scoring.score(
+        folders, split=arguments.split, words=words, again=arguments.again, report=say
+    )
+    if arguments.baselines_to:
+        table = scoring.baselines(folders, arguments.split)
+        _write(json.dumps(table, indent=1), arguments.baselines_to)
+    return _report(outcomes, stopped=False)
 
 
 def status_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:

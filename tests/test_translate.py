@@ -286,3 +286,17 @@ def test_sentences_go_with_others_of_their_length():
 def test_a_few_short_sentences_join_longer_ones_and_rows_fill_the_mesh():
     found = list(batches([3, 20, 20, 20, 20, 20], longest=24, batch_size=32, parts=4))
     assert [(b.indices, b.rows, b.length) for b in found] == [((0, 1, 2, 3, 4, 5), 8, 24)]
+
+
+def test_a_sweep_of_trained_models_is_scored(run, capsys, tmp_path):
+    (tmp_path / "both").symlink_to(run)
+    points = [{"name": "both", "dir": "both", "axes": {}, "bindings": []}]
+    content = {"schema": 1, "name": "one", "base": [str(GIN)], "points": points}
+    (tmp_path / "sweep.json").write_text(json.dumps(content))
+    baselines = tmp_path / "baselines.json"
+    words = ["--split=validation", "--max_examples=21", f"--baselines_to={baselines}"]
+    status, lines, err = said(capsys, "sweep", "eval", str(tmp_path), *words)
+    assert (status, err) == (0, "")
+    assert float(lines[0].split()[2]) > 90 and lines[-1] == "1 done"
+    found = json.loads(baselines.read_text())
+    assert found["split"] == "validation" and found["scores"]["sw"] > 90
