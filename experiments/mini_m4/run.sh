@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The whole experiment: bilingual baselines, the grid, their scores, the report. The same command
+# goes on where it was stopped.
+#   bash experiments/mini_m4/run.sh                    on the default corpus
+#   bash experiments/mini_m4/run.sh /data/mine.tsv.xz  on a corpus of your own (gin/tasks/tsv.gin)
+. "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
+RUNS=runs/mini_m4
+corpus=()
+if [ $# = 1 ]; then
+    RUNS=runs/mini_m4_tsv
+    corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
+fi
+for part in bilingual grid; do
+    sweep=(experiments/mini_m4/$part.gin "--gin.SWEEP_DIR=$RUNS/$part" "${corpus[@]}")
+    gshard-exp sweep run "${sweep[@]}"
+done
+gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json"
+gshard-exp sweep eval "$RUNS/grid"
+gshard-exp report "$RUNS/grid" --baselines="$RUNS/baselines.json" --published
