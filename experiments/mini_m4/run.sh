@@ -11,7 +11,7 @@ if [ $# = 1 ]; then
     corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
 fi
 for part in bilingual grid; do
-    sweep=(experiments/mini_m4/$part.gin "--gin.SWEEP_DIR=$RUNS/$part" "${corpus[@]}")
+    sweep=(experiments/mini_m4/sweeps/$part.gin "--gin.SWEEP_DIR=$RUNS/$part" "${corpus[@]}")
     gshard-exp sweep run "${sweep[@]}"
 done
 gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json"
