@@ -20,6 +20,7 @@ from gshard_exp.errors import SettingError
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
 OFF = "off"
+OURS, T5X = "gshard_exp", "t5x"
 _BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
@@ -52,13 +53,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.train import loop
 
+    train = loop.train
+    if arguments.runner == T5X:
+        from gshard_exp.t5x_runner.run import train
     assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
     with assembled.explaining():
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
         try:
-            loop.train(assembled.tree, files={"config.gin": config}, report=look.say)
+            train(assembled.tree, files={"config.gin": config}, report=look.say)
         except loop.NonFiniteLossError as error:
             print(f"error: {error}", file=sys.stderr)
             return FAILED
@@ -185,6 +189,13 @@ def _parser() -> argparse.ArgumentParser:
         "--dry_run",
         action="store_true",
         help="assemble and validate; print settings and parameters; compile and write nothing",
+    )
+    train.add_argument(
+        "--runner",
+        choices=(OURS, T5X),
+        default=OURS,
+        help="whose training loop: ours, or t5x's with its plain Trainer (its MoeTrainer would "
+        "multiply the gradients of experts by the partitions of the expert axis; they are whole)",
     )
     _compile_cache(train)
     corpus = _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")

@@ -15,6 +15,8 @@ from gshard_exp.train.state import TrainState
 
 STATE = "state"
 DATA = "data"
+PARAMS = "params"
+T5X_PARAMS = "target"  # where t5x has the parameters in its STATE, see `t5x_runner.layout`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,7 @@ class CheckpointFolder:
         return restored[STATE]
 
     def _check_shapes(self, step: int, abstract: TrainState) -> None:
+        refuse_other_layout(Path(self._manager.directory), step, t5x=False)
         _refuse_other_shapes(step, self._manager.item_metadata(step)[STATE].tree, abstract)
 
     def close(self) -> None:
@@ -164,7 +167,7 @@ def _registry() -> ocp.handlers.CheckpointHandlerRegistry:
 
 
 def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[int, Any]:
-    """Read the parameters of a checkpoint, and nothing else of it; writes nothing.
+    """Read the parameters of a checkpoint of either runner, and nothing else; writes nothing.
 
     Args:
         model_dir: folder of a run, which may be going on.
@@ -179,11 +182,7 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
         SettingError: there is no such checkpoint, it is not whole, or of another model.
     """
     folder = epath.Path(Path(model_dir).absolute())  # orbax takes no other
-    steps = sorted(
-        int(path.name.removeprefix("checkpoint_"))
-        for path in folder.glob("checkpoint_*")
-        if path.name.removeprefix("checkpoint_").isdigit()
-    )
+    steps = checkpoint_steps(folder)
     if not steps:
         raise SettingError(
             f"{model_dir} holds no checkpoint: there is nothing to read parameters from.",
@@ -205,13 +204,14 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             raise FileNotFoundError(f"{place} holds no arrays")
         # The handler itself: a Checkpointer would warn of what belongs to the folder above.
         handler = ocp.PyTreeCheckpointHandler()
-        saved = handler.metadata(place).tree["params"]
-        _refuse_other_shapes(step, {"params": saved}, {"params": abstract})
+        saved = handler.metadata(place).tree
+        key = T5X_PARAMS if T5X_PARAMS in saved else PARAMS
+        _refuse_other_shapes(step, {PARAMS: saved[key]}, {PARAMS: abstract})
         restored = handler.restore(
             place,
             args=ocp.args.PyTreeRestore(
-                item={"params": abstract},
-                restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+                item={key: abstract},
+                restore_args=ocp.checkpoint_utils.construct_restore_args({key: abstract}),
                 partial_restore=True,
             ),
         )
@@ -224,4 +224,28 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             settings=("step",),
             hint="Use another step, or copy the checkpoint again.",
         ) from error
-    return step, restored["params"]
+    return step, restored[key]
+
+
+def checkpoint_steps(model_dir: Path | epath.Path) -> list[int]:
+    """List the steps of the complete checkpoints of a run, in order."""
+    names = [path.name.removeprefix("checkpoint_") for path in model_dir.glob("checkpoint_*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def refuse_other_layout(model_dir: Path, step: int, *, t5x: bool) -> None:
+    """Refuse a checkpoint that the other runner wrote.
+
+    Raises:
+        SettingError: it is not t5x's, or not ours, as `t5x` says what is wanted.
+    """
+    place = epath.Path(model_dir.absolute()) / f"checkpoint_{step}" / STATE
+    found = T5X_PARAMS in ocp.PyTreeCheckpointHandler().metadata(place).tree
+    if found != t5x:
+        writer = "t5x" if found else "our own runner"
+        raise SettingError(
+            f"{place.parent} was written by {writer}, whose layout is another one.",
+            settings=("model_dir",),
+            hint=f"Go on under that runner, or: gshard-exp convert {place.parent} "
+            "--gin_file=... --gin.MODEL_DIR=NEW",
+        )
