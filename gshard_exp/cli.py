@@ -16,11 +16,11 @@ from gshard_exp.config import (
     planning,
 )
 from gshard_exp.errors import SettingError
+from gshard_exp.t5x_runner import flags as runners
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
 OFF = "off"
-OURS, T5X = "gshard_exp", "t5x"
 _BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
 QUICKSTART = "experiments/quickstart/quickstart.gin"
 
@@ -54,7 +54,7 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.train import loop
 
     train = loop.train
-    if arguments.runner == T5X:
+    if arguments.runner == runners.T5X:
         from gshard_exp.t5x_runner.run import train
     assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
@@ -70,6 +70,16 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
             print(request, file=sys.stderr)
             return STOPPED
     look.say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.t5x_runner.convert import convert
+
+    assembled = _assemble_experiment(arguments, bindings)
+    files = {"config.gin": operative_config(assembled)}
+    with assembled.explaining():
+        convert(assembled.tree, Path(arguments.checkpoint), files, look.say)
     return 0
 
 
@@ -190,14 +200,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="assemble and validate; print settings and parameters; compile and write nothing",
     )
-    train.add_argument(
-        "--runner",
-        choices=(OURS, T5X),
-        default=OURS,
-        help="whose training loop: ours, or t5x's with its plain Trainer (its MoeTrainer would "
-        "multiply the gradients of experts by the partitions of the expert axis; they are whole)",
-    )
+    runners.add_runner(train)
     _compile_cache(train)
+    convert = _verb(verbs, "convert", _convert, "turn a checkpoint of ours into t5x's, or back")
+    _one_experiment(convert, required=True, explanation="the later wins")
+    runners.add_checkpoint(convert)
     corpus = _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")

@@ -58,4 +58,3 @@ class OurBatches(DatasetIterator):
         """Go to a position that `save` wrote."""
         self._batches.restore(Path(filename))
 
-    load = restore  # t5x's name for it

@@ -36,7 +36,7 @@ def train(
     check_vocabularies(experiment)
     steps = checkpoint_steps(folder_of(experiment))
     if steps:
-        refuse_other_layout(folder_of(experiment), steps[-1], t5x=True)
+        refuse_other_layout(folder_of(experiment) / f"checkpoint_{steps[-1]}", t5x=True)
     if steps and steps[-1] > experiment.train_steps:
         report(f"step {steps[-1]} of {experiment.train_steps}: the run is complete")
         return None

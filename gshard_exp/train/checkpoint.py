@@ -10,6 +10,7 @@ from etils import epath
 
 from gshard_exp.data.batches import BatchIterator
 from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.model.contract import Params
 from gshard_exp.paths import parameter_path
 from gshard_exp.train.state import TrainState
 
@@ -95,8 +96,9 @@ class CheckpointFolder:
         return restored[STATE]
 
     def _check_shapes(self, step: int, abstract: TrainState) -> None:
-        refuse_other_layout(Path(self._manager.directory), step, t5x=False)
-        _refuse_other_shapes(step, self._manager.item_metadata(step)[STATE].tree, abstract)
+        name = f"checkpoint_{step}"
+        refuse_other_layout(Path(self._manager.directory) / name, t5x=False)
+        _refuse_other_shapes(name, self._manager.item_metadata(step)[STATE].tree, abstract)
 
     def close(self) -> None:
         """Wait until everything is on disk."""
@@ -133,7 +135,7 @@ class RestorePosition(ocp.args.CheckpointArgs):
     batches: BatchIterator
 
 
-def _refuse_other_shapes(step: int, saved: Any, abstract: Any) -> None:
+def _refuse_other_shapes(name: str, saved: Any, abstract: Any) -> None:
     saved_shapes, shapes = _shapes(saved), _shapes(abstract)
     differing = [
         f"{path} is {saved_shapes.get(path, 'absent')} there and {shapes.get(path, 'absent')}"
@@ -144,7 +146,7 @@ def _refuse_other_shapes(step: int, saved: Any, abstract: Any) -> None:
         # Parameters say more than what an optimizer derives from them.
         differing.sort(key=lambda line: not line.startswith("params"))
         raise SettingError(
-            f"checkpoint_{step} does not fit this experiment: {differing[0]} here "
+            f"{name} does not fit this experiment: {differing[0]} here "
             f"({len(differing)} arrays differ).",
             settings=("model_dir",),
             hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
@@ -182,7 +184,7 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
         SettingError: there is no such checkpoint, it is not whole, or of another model.
     """
     folder = epath.Path(Path(model_dir).absolute())  # orbax takes no other
-    steps = checkpoint_steps(folder)
+    steps = checkpoint_steps(model_dir)
     if not steps:
         raise SettingError(
             f"{model_dir} holds no checkpoint: there is nothing to read parameters from.",
@@ -204,9 +206,9 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             raise FileNotFoundError(f"{place} holds no arrays")
         # The handler itself: a Checkpointer would warn of what belongs to the folder above.
         handler = ocp.PyTreeCheckpointHandler()
-        saved = handler.metadata(place).tree
-        key = T5X_PARAMS if T5X_PARAMS in saved else PARAMS
-        _refuse_other_shapes(step, {PARAMS: saved[key]}, {PARAMS: abstract})
+        checkpoint = Path(place).parent
+        refuse_other_params(checkpoint, abstract)
+        key = T5X_PARAMS if written_by_t5x(checkpoint) else PARAMS
         restored = handler.restore(
             place,
             args=ocp.args.PyTreeRestore(
@@ -227,25 +229,40 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
     return step, restored[key]
 
 
-def checkpoint_steps(model_dir: Path | epath.Path) -> list[int]:
+def checkpoint_steps(model_dir: Path) -> list[int]:
     """List the steps of the complete checkpoints of a run, in order."""
     names = [path.name.removeprefix("checkpoint_") for path in model_dir.glob("checkpoint_*")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
-def refuse_other_layout(model_dir: Path, step: int, *, t5x: bool) -> None:
+def written_by_t5x(checkpoint: Path) -> bool:
+    """Say whether a folder checkpoint_N is one of t5x's, not ours."""
+    place = epath.Path(checkpoint.absolute()) / STATE
+    return T5X_PARAMS in ocp.PyTreeCheckpointHandler().metadata(place).tree
+
+
+def refuse_other_layout(checkpoint: Path, *, t5x: bool) -> None:
     """Refuse a checkpoint that the other runner wrote.
 
     Raises:
         SettingError: it is not t5x's, or not ours, as `t5x` says what is wanted.
     """
-    place = epath.Path(model_dir.absolute()) / f"checkpoint_{step}" / STATE
-    found = T5X_PARAMS in ocp.PyTreeCheckpointHandler().metadata(place).tree
-    if found != t5x:
-        writer = "t5x" if found else "our own runner"
+    if written_by_t5x(checkpoint) != t5x:
         raise SettingError(
-            f"{place.parent} was written by {writer}, whose layout is another one.",
+            f"{checkpoint} was written by {'our own runner' if t5x else 't5x'}, whose layout is "
+            "another one.",
             settings=("model_dir",),
-            hint=f"Go on under that runner, or: gshard-exp convert {place.parent} "
-            "--gin_file=... --gin.MODEL_DIR=NEW",
+            hint=f"Go on under that runner, or: gshard-exp convert {checkpoint} --gin_file=... "
+            "--gin.MODEL_DIR=NEW",
         )
+
+
+def refuse_other_params(checkpoint: Path, params: Params) -> None:
+    """Refuse a checkpoint of either runner that holds parameters of another model.
+
+    Raises:
+        SettingError: with the first that differs.
+    """
+    saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(checkpoint.absolute()) / STATE).tree
+    found = saved[T5X_PARAMS if T5X_PARAMS in saved else PARAMS]
+    _refuse_other_shapes(checkpoint.name, {PARAMS: found}, {PARAMS: params})
