@@ -70,20 +70,15 @@ class Seq2SeqModel:
     def init(self, key: Key[Array, ""]) -> tuple[Params, Mapping[str, Names]]:
         """Make parameters and the logical names of their dimensions.
 
+        Shapes of parameters do not depend on the batch: a tiny one is used.
+
         Returns:
             A nested dict of float32 arrays, and a nested dict of the same structure whose leaves
             are tuples of logical axis names.
         """
-        variables = self.variables(key)
-        return flax.core.unfreeze(variables["params"]), axis_names(variables["params_axes"])
-
-    def variables(self, key: Key[Array, ""]) -> Mapping[str, Mapping]:
-        """Make flax's collections `params` and `params_axes`.
-
-        Shapes of parameters do not depend on the batch: a tiny one is used.
-        """
         tokens = jnp.zeros((1, 2), jnp.int32)
-        return self.module.init({"params": key}, tokens, tokens, tokens, enable_dropout=False)
+        variables = self.module.init({"params": key}, tokens, tokens, tokens, enable_dropout=False)
+        return flax.core.unfreeze(variables["params"]), axis_names(variables["params_axes"])
 
     @property
     def stacks(self) -> dict[str, Stack]:

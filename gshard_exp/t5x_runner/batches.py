@@ -57,4 +57,3 @@ class OurBatches(DatasetIterator):
     def restore(self, filename: Any) -> None:
         """Go to a position that `save` wrote."""
         self._batches.restore(Path(filename))
-

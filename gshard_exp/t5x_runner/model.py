@@ -6,7 +6,6 @@ from typing import Any
 import clu.metrics
 import jax
 import jax.numpy as jnp
-from flax.core import freeze
 from jaxtyping import Array, Float
 from t5x import decoding
 from t5x.metrics import AveragePerStep, StepsPerTime, Sum, TimeRate
@@ -59,13 +58,6 @@ class GShardModel(EncoderDecoderModel):
         )
         self._model = model
         self._microbatches = microbatches
-
-    def get_initial_variables(
-        self, rng: Array, input_shapes: Mapping, input_types: Mapping | None = None
-    ) -> Any:
-        """Make parameters and the names of their axes; no shape depends on the batch."""
-        del input_shapes, input_types
-        return freeze(self._model.variables(jax.random.wrap_key_data(rng)))
 
     def loss_fn(
         self, params: Any, batch: Mapping[str, Array], dropout_rng: Array | None
