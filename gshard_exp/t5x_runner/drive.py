@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import seqio
 from flax.core import unfreeze
 from jax.sharding import Mesh
 from t5x import decoding, trainer, utils
@@ -128,6 +127,8 @@ def _window(experiment: Experiment) -> int:
 
 
 def _model(experiment: Experiment) -> GShardModel:
+    import seqio
+
     model: Any = experiment.model
     files = getattr(getattr(experiment.data, "tasks", None), "models", None)
     if files:

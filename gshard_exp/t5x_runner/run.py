@@ -54,7 +54,7 @@ def require_t5x() -> None:
     """
     if importlib.util.find_spec("t5x") is None:
         raise SettingError(
-            "--runner=t5x needs t5x, which is not installed: pip install 'gshard_exp[data,t5x]' "
+            "--runner=t5x needs t5x, which is not installed: pip install 'gshard_exp[t5x]' "
             '(README.md, "Under t5x").'
         )
 
