@@ -39,8 +39,8 @@ CORPUS = [
 ]
 VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
-# For --runner=t5x and gin/t5x/ only (README.md, "Under t5x"). t5x's trainer is on no index, and asks
-# for no grain, which it imports.
+# For --runner=t5x and gin/t5x/ only (README.md, "Under t5x"). t5x's trainer is on no package index,
+# and asks for no grain, which it imports.
 T5X = [
     *DATA,
     "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16",
