@@ -103,12 +103,34 @@ def test_what_lies_in_the_folder_is_what_our_runner_leaves(ten, ten_under_t5x):
     "bindings", [EIGHT, (*EIGHT[1:], "NUM_MICROBATCHES=2")], ids=["8", "4, in parts"]
 )
 def test_a_mesh_changes_nothing(ten, tmp_path, command, bindings):
-    """Gradients of experts too: the factor of t5x's MoeTrainer would show in the second step."""
     status, _, err = command(
         *arguments(tmp_path, "TRAIN_STEPS=10", *bindings), "--runner=t5x", "--debug"
     )
     assert status == 0, err
     assert_same(ten, tmp_path, 10)
+
+
+def test_gradients_of_experts_are_whole_on_a_mesh(tmp_path):
+    """The factor by which t5x's MoeTrainer multiplies them is 1 here; Adafactor would hide it."""
+    from gshard_exp.t5x_runner.drive import _model
+    from gshard_exp.t5x_runner.partitioner import MeshPartitioner
+
+    tree = tiny_run.experiment(tmp_path, *EIGHT)
+    model, partitioner = _model(tree), MeshPartitioner(tree.mesh, tree.rules)
+    params, _ = tree.model.init(jax.random.key(0))
+    batch = next(tree.data.train_batches(batch_size=8, lengths=tree.lengths))
+    key = jax.random.PRNGKey(1)
+
+    def gradient(params, batch, key):
+        return jax.grad(lambda p: model.loss_fn(p, batch, key)[0])(params)
+
+    data = partitioner.data_partition_spec
+    on_mesh = partitioner.partition(gradient, (None, data, None), None)(params, batch, key)
+    whole = flatten_dict(jax.jit(gradient)(params, batch, key))
+    for path, found in flatten_dict(on_mesh).items():
+        np.testing.assert_allclose(found, whole[path], rtol=1e-4, atol=1e-6, err_msg=str(path))
+    experts = [path for path in whole if path[-2:] == ("ffn", "wi")]
+    assert experts and all(np.linalg.norm(whole[path]) > 1e-4 for path in experts)
 
 
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not(ten, tmp_path, command):
@@ -129,14 +151,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_the_first
     assert_same(ten, tmp_path, 10)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_harms_no_parameter(tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_what_was_saved(tmp_path):
     from gshard_exp.t5x_runner import run
     from gshard_exp.train.loop import NonFiniteLossError
 
-    tree = tiny_run.poisoned(tmp_path, (3,))
-    with pytest.raises(NonFiniteLossError, match="not finite at step 3"):
+    tree = tiny_run.poisoned(tmp_path, (6,))
+    with pytest.raises(NonFiniteLossError, match="up to 6 is not finite"):
         run.train(tree, report=lambda line: None)
-    assert all(np.isfinite(x).all() for x in params(tmp_path, 3).values())
+    assert tiny_run.checkpoints(tmp_path) == ["checkpoint_0", "checkpoint_4"]
+    assert all(np.isfinite(x).all() for x in params(tmp_path, 4).values())
 
 
 def test_the_layout_on_a_mesh_is_that_of_our_train_state(tmp_path):

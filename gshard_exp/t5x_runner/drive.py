@@ -46,7 +46,7 @@ def drive(experiment: Experiment, files: Mapping[str, str], report: Report) -> A
         keep=experiment.checkpoints.keep,
         save_dataset=True,
     )
-    last, state = train_lib.train(
+    _, state = train_lib.train(
         model=_model(experiment),
         train_dataset_cfg=_dataset(experiment),
         train_eval_dataset_cfg=None,
@@ -66,12 +66,6 @@ def drive(experiment: Experiment, files: Mapping[str, str], report: Report) -> A
         actions={"TRAIN": [progress]},
         verify_matching_vocabs_fn=None,  # `check_vocabularies` has done it
     )
-    if progress.diverged:
-        raise NonFiniteLossError(
-            f"the loss is not finite at step {last}; a step that is not changes no parameter, and "
-            f"checkpoint_{last} holds those from before. Try a lower learning rate or gradient "
-            "clipping (max_grad_norm)."
-        )
     return state
 
 
@@ -84,7 +78,6 @@ class Progress(trainer.BaseAction):
     def __init__(self, experiment: Experiment, mesh: Mesh, report: Report) -> None:
         self._experiment, self._mesh, self._report = experiment, mesh, report
         self._windows: list[Mapping[str, float]] = []
-        self.diverged = False
 
     def begin(self, train_state: Any) -> None:
         """Open the outputs, and run the evaluators of the first step."""
@@ -99,7 +92,11 @@ class Progress(trainer.BaseAction):
             self._report(f"step {step} of {last}: the run is complete")
 
     def run(self, train_state: Any, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> bool:
-        """Write metrics and evaluate; True stops the run."""
+        """Write metrics and evaluate; never ask t5x to stop.
+
+        Raises:
+            NonFiniteLossError: as our own loop; t5x saves nothing more then.
+        """
         step, last = int(train_state.step), self._experiment.train_steps
         summary = metrics_by_task[train_lib.TRAIN_METRIC_KEY]
         self._windows.append({name: float(value.value) for name, value in summary.items()})
@@ -108,10 +105,13 @@ class Progress(trainer.BaseAction):
             for writer in self._writers:
                 writer.write_scalars(step, scalars)
             self._windows = []
-        self.diverged = summary["skipped_steps"].value > 0
-        if not self.diverged:
-            self._evaluations.run(step, unfreeze(train_state.params))
-        return bool(self.diverged)
+        if summary["skipped_steps"].value > 0:
+            raise NonFiniteLossError(
+                f"a loss in the steps up to {step} is not finite. What checkpoints there are stay "
+                "intact. Try a lower learning rate or gradient clipping (max_grad_norm)."
+            )
+        self._evaluations.run(step, unfreeze(train_state.params))
+        return False
 
 
 def _means(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
