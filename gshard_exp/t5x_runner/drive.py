@@ -32,6 +32,7 @@ def drive(experiment: Experiment, files: Mapping[str, str], report: Report) -> A
     """
     partitioner = MeshPartitioner(experiment.mesh, experiment.rules)
     progress = Progress(experiment, partitioner.mesh, report)
+    made: list[trainer.Trainer] = []
 
     def make_trainer(**how: Any) -> trainer.Trainer:
         # By now t5x has made the state or restored it, and compiled no step.
@@ -39,33 +40,41 @@ def drive(experiment: Experiment, files: Mapping[str, str], report: Report) -> A
         write_files(experiment, int(state.step), files, report)
         progress.begin(state)
         rate = experiment.optimizer.learning_rate
-        return trainer.Trainer(learning_rate_fn=rate, num_microbatches=None, **how)
+        made.append(trainer.Trainer(learning_rate_fn=rate, num_microbatches=None, **how))
+        return made[0]
 
     save = utils.SaveCheckpointConfig(
         period=experiment.checkpoints.every_steps,
         keep=experiment.checkpoints.keep,
         save_dataset=True,
     )
-    _, state = train_lib.train(
-        model=_model(experiment),
-        train_dataset_cfg=_dataset(experiment),
-        train_eval_dataset_cfg=None,
-        infer_eval_dataset_cfg=None,
-        checkpoint_cfg=utils.CheckpointConfig(save=save),
-        partitioner=partitioner,
-        trainer_cls=make_trainer,
-        model_dir=str(folder_of(experiment).resolve()),
-        total_steps=experiment.train_steps,
-        eval_steps=0,
-        eval_period=0,
-        stats_period=_window(experiment),
-        random_seed=experiment.seed,
-        summarize_config_fn=lambda *_: None,  # `make_trainer` writes config.gin
-        get_dataset_fn=lambda *_: OurBatches(experiment),
-        concurrent_metrics=False,  # or `progress` would not run
-        actions={"TRAIN": [progress]},
-        verify_matching_vocabs_fn=None,  # `check_vocabularies` has done it
-    )
+    try:
+        _, state = train_lib.train(
+            model=_model(experiment),
+            train_dataset_cfg=_dataset(experiment),
+            train_eval_dataset_cfg=None,
+            infer_eval_dataset_cfg=None,
+            checkpoint_cfg=utils.CheckpointConfig(save=save),
+            partitioner=partitioner,
+            trainer_cls=make_trainer,
+            model_dir=str(folder_of(experiment).resolve()),
+            total_steps=experiment.train_steps,
+            eval_steps=0,
+            eval_period=0,
+            stats_period=_window(experiment),
+            random_seed=experiment.seed,
+            summarize_config_fn=lambda *_: None,  # `make_trainer` writes config.gin
+            get_dataset_fn=lambda *_: OurBatches(experiment),
+            concurrent_metrics=False,  # or `progress` would not run
+            actions={"TRAIN": [progress]},
+            verify_matching_vocabs_fn=None,  # `check_vocabularies` has done it
+        )
+    except BaseException:
+        # t5x closes its trainer at the end of a run only; one that is left to the garbage collector
+        # writes its metrics at any moment, in the middle of a graph of TensorFlow for instance.
+        for left in made:
+            left.close()
+        raise
     return state
 
 
