@@ -39,6 +39,13 @@ CORPUS = [
 ]
 VISION = ["scikit-learn>=1.5"]  # for its digits
 TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
+# For --runner=t5x and gin/t5x/ only (README.md, "Under t5x"). t5x's trainer is on no package index,
+# and asks for no grain, which it imports.
+T5X = [
+    *DATA,
+    "t5x @ git+https://github.com/google-research/t5x@cc342d419ec3e3e9c4bf1df33c82330cafdc1e16",
+    "grain>=0.2.12",
+]
 BENCH = ["matplotlib>=3.8"]
 SLURM = ["submitit>=1.5"]  # hands the points of a sweep to a cluster
 REPORT = BENCH  # its plots as files; page and tables need nothing
@@ -54,7 +61,19 @@ TEST = [
     *SLURM,
 ]
 
-ROOMS = ["sharding", "moe", "model", "data", "train", "score", "plan", "config", "use", "sweep"]
+ROOMS = [
+    "sharding",
+    "moe",
+    "model",
+    "data",
+    "train",
+    "score",
+    "plan",
+    "config",
+    "use",
+    "sweep",
+    "t5x_runner",
+]
 
 setup(
     name="gshard_exp",
@@ -84,6 +103,7 @@ setup(
         "data": DATA,
         "corpus": CORPUS,
         "vision": VISION,
+        "t5x": T5X,
         "tpu_plan": TPU_COMPILER,
         "bench": BENCH,
         "slurm": SLURM,

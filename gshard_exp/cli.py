@@ -16,6 +16,7 @@ from gshard_exp.config import (
     planning,
 )
 from gshard_exp.errors import SettingError
+from gshard_exp.t5x_runner import flags as runners
 
 # Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
 FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
@@ -54,13 +55,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.train import loop
 
+    train = loop.train
+    if arguments.runner == runners.T5X:
+        from gshard_exp.t5x_runner.run import train
     assembled = _assemble_experiment(arguments, bindings)
     config = operative_config(assembled)
     with assembled.explaining():
         if arguments.dry_run:
             return _dry_run(assembled.tree, config)
         try:
-            loop.train(
+            train(
                 assembled.tree,
                 files={"config.gin": config},
                 report=look.say,
@@ -73,6 +77,16 @@ def _train(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
             print(request, file=sys.stderr)
             return STOPPED
     look.say(f"outputs: {os.path.abspath(assembled.tree.model_dir)}")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
+    from gshard_exp.t5x_runner.convert import convert
+
+    assembled = _assemble_experiment(arguments, bindings)
+    files = {"config.gin": operative_config(assembled)}
+    with assembled.explaining():
+        convert(assembled.tree, Path(arguments.checkpoint), files, look.say)
     return 0
 
 
@@ -193,7 +207,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="assemble and validate; print settings and parameters; compile and write nothing",
     )
+    runners.add_runner(train)
     _compile_cache(train)
+    convert = _verb(verbs, "convert", _convert, "turn a checkpoint of ours into t5x's, or back")
+    _one_experiment(convert, required=True, explanation="the later wins")
+    runners.add_checkpoint(convert)
     corpus = _verb(verbs, "corpus", _corpus, "build a corpus and report what cleaning did")
     tasks = _verb(verbs, "tasks", _tasks, "list languages, pairs, scripts and samples")
     tasks.add_argument("--samples", type=int, default=1, help="pairs to show for each language")

@@ -227,6 +227,9 @@ def test_a_mesh_changes_no_hypothesis(method):
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-5)
 
 
+TOKENS = ("encoder_input_tokens", "decoder_input_tokens", "decoder_target_tokens")
+
+
 # --- the cache -----------------------------------------------------------------------------------
 def test_the_cache_through_the_scan_gives_the_logits_of_whole_sentences():
     """As t5x drives it: the first call sees no real source, and positions go on by themselves."""
@@ -236,25 +239,33 @@ def test_the_cache_through_the_scan_gives_the_logits_of_whole_sentences():
     shifted = np.pad(targets[:, :-1], ((0, 0), (1, 0)))
     module = model.module
     whole = whole_sentences(model, params, inputs, shifted, targets)
-    segments = (inputs > 0).astype(np.int32)
     how = {"decode": True, "enable_dropout": False, "mutable": ["cache"]}
     encode = {"method": Transformer.encode, "enable_dropout": False}
-    encoded = models.quick(lambda p: module.apply({"params": p}, inputs, segments, **encode))(
-        params
-    )
+    encoded = models.quick(lambda p: module.apply({"params": p}, inputs, **encode))(params)
 
-    def step(cache, encoded, tokens):
-        ones = jnp.ones_like(tokens)
-        variables = {"params": params} | ({} if cache is None else {"cache": cache})
+    def first(params):
+        ones = {name: jnp.ones_like(targets) for name in TOKENS[1:]}
+        ones["encoder_input_tokens"] = jnp.ones_like(inputs)
+        return module.apply({"params": params}, **ones, **how)[1]["cache"]
+
+    def step(cache, tokens):
         logits, variables = module.apply(
-            variables, encoded, segments, tokens, ones, method=Transformer.decode, **how
+            {"params": params, "cache": cache},
+            encoded,
+            inputs,
+            tokens,
+            tokens,
+            max_decode_length=LONGEST,
+            method=Transformer.decode,
+            **how,
         )
         return logits, variables["cache"]
 
     step = models.quick(step)
-    _, cache = step(None, jnp.ones_like(encoded), jnp.ones_like(targets))
+    cache = models.quick(first)(params)
+    assert module.scan_layers  # so t5x knows that a cache has an axis before its rows
     for position in range(LONGEST):
-        logits, cache = step(cache, encoded, shifted[:, position : position + 1])
+        logits, cache = step(cache, shifted[:, position : position + 1])
         np.testing.assert_allclose(logits[:, 0], whole[:, position], rtol=2e-4, atol=2e-5)
     index = cache["decoder"]["pattern_0"]["attention"]["cache_index"]
     assert index.tolist() == [LONGEST, LONGEST]  # one for each repetition

@@ -2,19 +2,25 @@
 
 import dataclasses
 import functools
+import importlib.util
 import math
 
 import jax
 import numpy as np
 import pytest
 
+from gin import config_parser
 from gshard_exp.config import assemble, find_gin_files, parse, shipped_root
 from gshard_exp.model.contract import abstract_batch
+from gshard_exp.sweep.prepare import prepare, read_sweep
 from gshard_exp.train.experiment import Experiment, check_layout, check_without_devices
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
 
-FILES = [str(path.relative_to(shipped_root())) for path in find_gin_files()]
+SHIPPED = [str(path.relative_to(shipped_root())) for path in find_gin_files()]
+T5X = "gin/t5x/"  # read by t5x and gin-config, and no experiments of ours
+SWEEPS = [name for name in SHIPPED if "/sweeps/" in name]  # grids of experiments
+FILES = [name for name in SHIPPED if not name.startswith(T5X) and name not in SWEEPS]
 THIS = "this file"
 MODEL = ("gin/models/tiny.gin", "gin/moe/gshard.gin")
 SHARDING = "gin/sharding/expert_parallel.gin"
@@ -47,6 +53,7 @@ RULES = {
     "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
     "gin/paper/": Rule((THIS,)),
     "experiments/": Rule((THIS,)),
+    "experiments/mini_m4/parts/": Rule(("experiments/mini_m4/mini_m4.gin", THIS)),
     "experiments/vision_moe/": Rule((THIS,), ("TASK_FEATURE_LENGTHS={}", "TRAIN_STEPS=100")),
 }
 # What is read of these is set to these; the rest stays as the files say.
@@ -69,6 +76,16 @@ SHRUNK = {
 }
 LARGEST_AXIS = 2  # of the mesh
 OF_THE_RUN = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "TASK_FEATURE_LENGTHS")
+
+
+class Unresolved(config_parser.ParserDelegate):
+    """Leaves what a file mentions as it is written."""
+
+    def configurable_reference(self, scoped_configurable_name, evaluate):
+        return scoped_configurable_name
+
+    def macro(self, macro_name):
+        return macro_name
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -158,7 +175,27 @@ def test_check_finds_it_valid_at_its_own_size(name):
     check_without_devices(tree)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", SWEEPS)
+def test_every_point_of_a_sweep_is_valid(name):
+    file = read_sweep(name, search_paths=[str(shipped_root())])
+    points = prepare(file)
+    assert len(points) == len(file.points) > 1
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name.startswith(T5X)])
+def test_a_file_for_t5x_is_gin_and_names_what_there_is(name):
+    """`test_t5x_runner.py` trains with it where t5x is."""
+    with (shipped_root() / name).open() as file:
+        found = list(config_parser.ConfigParser(file, Unresolved()))
+    modules = [s.module for s in found if isinstance(s, config_parser.ImportStatement)]
+    ours = [module for module in modules if module.startswith("gshard_exp.")]
+    assert ours and all(importlib.util.find_spec(module) for module in ours)
+    includes = [s.filename for s in found if isinstance(s, config_parser.IncludeStatement)]
+    assert {file for file in includes if not file.startswith("t5x/")} <= set(SHIPPED)
+    assert any(isinstance(s, config_parser.BindingStatement) for s in found)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
 def test_it_opens_with_what_it_is(name):
     first = (shipped_root() / name).read_text().splitlines()[0]
     assert first.startswith("# ") and len(first) > 20

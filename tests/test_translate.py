@@ -10,6 +10,7 @@ from pathlib import Path
 
 import beam_oracle
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import reversal
 
@@ -300,3 +301,19 @@ def test_a_sweep_of_trained_models_is_scored(run, capsys, tmp_path):
     assert float(lines[0].split()[2]) > 90 and lines[-1] == "1 done"
     found = json.loads(baselines.read_text())
     assert found["split"] == "validation" and found["scores"]["sw"] > 90
+
+
+def test_a_folder_whose_checkpoint_t5x_wrote_translates_and_is_scored_the_same(
+    run, opened, tmp_path, capsys
+):
+    """The layout is that of `t5x_runner/layout.py`; the rest of the folder is as ours."""
+    (tmp_path / "config.gin").write_text((run / "config.gin").read_text())
+    shutil.copytree(run / "data", tmp_path / "data")
+    tree = {"target": opened.params, "state": {"step": np.int32(opened.step)}}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
+        place = tmp_path / f"checkpoint_{opened.step}" / "state"
+        checkpointer.save(place, ocp.args.PyTreeSave(tree))
+    assert said(capsys, "translate", f"--model_dir={tmp_path}", SENTENCE) == (0, [TRANSLATION], "")
+    how = ("eval", "--split=validation", "--max_examples=4")
+    tables = [said(capsys, *how, f"--model_dir={folder}")[1][:-1] for folder in (run, tmp_path)]
+    assert tables[0] == tables[1] and len(tables[0]) > 5

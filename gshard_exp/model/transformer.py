@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_one_of, require_within
+from gshard_exp.model import masks
 from gshard_exp.model.layers import (
     DecodePositions,
     Dropout,
@@ -213,6 +214,8 @@ class Transformer(nn.Module):
     RMS norm without bias and a final norm on each stack (lingvo, T5), logits from the target
     embedding (implied by the paper's parameter counts; scaled as in T5).
 
+    `__call__`, `encode` and `decode` take what t5x's `EncoderDecoderModel` gives (t5x/models.py).
+
     Attributes:
         source_embedding: template of the source embedding.
         target_embedding: template of the target embedding, also the output matrix.
@@ -244,6 +247,11 @@ class Transformer(nn.Module):
         self.input_dropout = Dropout(self.dropout_rate)
         self.decode_positions = DecodePositions()
 
+    @property
+    def scan_layers(self) -> bool:
+        """Say that a cache has a leading axis over layers; t5x asks."""
+        return isinstance(self.decoder, Stack)
+
     def __call__(
         self,
         encoder_input_tokens: Int[Array, "B K"],
@@ -256,6 +264,7 @@ class Transformer(nn.Module):
         decoder_positions: Int[Array, "B L"] | None = None,
         rows: Int[Array, " B"] | None = None,
         enable_dropout: bool = True,
+        decode: bool = False,
     ) -> Float[Array, "B L V"]:
         """Score every target position given the source and the targets before it.
 
@@ -265,38 +274,39 @@ class Transformer(nn.Module):
             decoder_target_tokens: targets; 0 is padding.
             encoder_segment_ids: example of each position in a packed row, from 1; 0 is padding.
                 Absent: one example a row.
-            decoder_segment_ids: the same on the target side.
             encoder_positions: position of each piece within its example.
-            decoder_positions: the same on the target side.
+            decoder_segment_ids, decoder_positions: the same on the target side.
             rows: index of each row in the global batch (keys the random numbers); default 0..B-1.
             enable_dropout: training. False: no randomness, capacity of evaluation.
+            decode: make a cache, see `decode`.
 
         Returns:
             float32 logits.
         """
-        encoder_segments = _segments(encoder_segment_ids, encoder_input_tokens)
-        decoder_segments = _segments(decoder_segment_ids, decoder_target_tokens)
         encoded_BKM = self.encode(
             encoder_input_tokens,
-            encoder_segments,
+            encoder_segment_ids,
             encoder_positions=encoder_positions,
             rows=rows,
             enable_dropout=enable_dropout,
         )
         return self.decode(
             encoded_BKM,
-            encoder_segments,
+            encoder_input_tokens,
             decoder_input_tokens,
-            decoder_segments,
+            decoder_target_tokens,
+            encoder_segment_ids=encoder_segment_ids,
+            decoder_segment_ids=decoder_segment_ids,
             decoder_positions=decoder_positions,
             rows=rows,
             enable_dropout=enable_dropout,
+            decode=decode,
         )
 
     def encode(
         self,
         encoder_input_tokens: Int[Array, "B K"],
-        encoder_segment_ids: Int[Array, "B K"],
+        encoder_segment_ids: Int[Array, "B K"] | None = None,
         *,
         encoder_positions: Int[Array, "B K"] | None = None,
         rows: Int[Array, " B"] | None = None,
@@ -304,10 +314,11 @@ class Transformer(nn.Module):
     ) -> Float[Array, "B K M"]:
         """Encode the source; arguments as in `__call__`."""
         how = _how(rows, encoder_input_tokens, enable_dropout)
+        segments_BK = masks.segments(encoder_segment_ids, encoder_input_tokens)
         x_BKM = self._embed(self.source_embedding, encoder_input_tokens, encoder_positions, **how)
         inputs = {
-            "mask": _same_segment(encoder_segment_ids, encoder_segment_ids),
-            "valid": encoder_segment_ids > 0,
+            "mask": masks.same_segment(segments_BK, segments_BK),
+            "valid": segments_BK > 0,
             "rows": how["rows"],
         }
         x_BKM = self.encoder(x_BKM, inputs, deterministic=how["deterministic"])
@@ -316,14 +327,17 @@ class Transformer(nn.Module):
     def decode(
         self,
         encoded: Float[Array, "B K M"],
-        encoder_segment_ids: Int[Array, "B K"],
+        encoder_input_tokens: Int[Array, "B K"],
         decoder_input_tokens: Int[Array, "B L"],
-        decoder_segment_ids: Int[Array, "B L"],
+        decoder_target_tokens: Int[Array, "B L"],
         *,
+        encoder_segment_ids: Int[Array, "B K"] | None = None,
+        decoder_segment_ids: Int[Array, "B L"] | None = None,
         decoder_positions: Int[Array, "B L"] | None = None,
         rows: Int[Array, " B"] | None = None,
         enable_dropout: bool = True,
         decode: bool = False,
+        max_decode_length: int | None = None,
         keep_memory: bool = False,
         decoder_mask: Bool[Array, "B L T"] | None = None,
     ) -> Float[Array, "B L V"]:
@@ -335,13 +349,12 @@ class Transformer(nn.Module):
 
         Args:
             encoded: not looked at in later calls with `keep_memory`; only its shape counts.
-            encoder_segment_ids: 0 is padding.
+            encoder_input_tokens: only where 0, padding, and only without `encoder_segment_ids`.
             decoder_input_tokens: targets shifted right, or the next of them.
-            decoder_segment_ids: 0 is padding.
+            decoder_target_tokens: only where 0, padding, and only without `decoder_segment_ids`.
+            decoder_segment_ids: absent with `decode`: all count, for the first token is 0 too.
             decoder_positions: with `decode` the default goes on from the call before.
-            rows: as in `__call__`.
-            enable_dropout: as in `__call__`.
-            decode: see above.
+            max_decode_length: given by t5x; the cache has that size already.
             keep_memory: with `decode`, compute the keys and values of the encoder's output in the
                 first call only. n times the rows of `encoded` may then be decoded, n consecutive
                 ones with the same source. Without it they are computed in every call (as t5x
@@ -349,23 +362,20 @@ class Transformer(nn.Module):
             decoder_mask: with `decode`, which of the T slots of the cache each token attends to;
                 default: those up to its own.
         """
+        del max_decode_length
         how = _how(rows, decoder_input_tokens, enable_dropout)
-        inputs = {"memory": encoded, "valid": decoder_segment_ids > 0, "rows": how["rows"]}
+        source_BK = masks.segments(encoder_segment_ids, encoder_input_tokens)
+        counted = jnp.ones_like(decoder_input_tokens) if decode else decoder_target_tokens
+        target_BL = masks.segments(decoder_segment_ids, counted)
+        inputs = {"memory": encoded, "valid": target_BL > 0, "rows": how["rows"]}
         if decode:
             if decoder_positions is None:
                 decoder_positions = self.decode_positions(decoder_input_tokens)
-            inputs["mask"] = decoder_mask
-            folded = decoder_input_tokens.size // encoder_segment_ids.shape[0]
-            inputs["memory_mask"] = jnp.broadcast_to(
-                encoder_segment_ids[:, None, :] > 0,
-                (encoder_segment_ids.shape[0], folded, encoder_segment_ids.shape[1]),
-            )
+            folded = decoder_input_tokens.size // source_BK.shape[0]
+            inputs |= {"mask": decoder_mask, "memory_mask": masks.of_rows(source_BK, folded)}
         else:
-            length = decoder_input_tokens.shape[1]
-            same = _same_segment(decoder_segment_ids, decoder_segment_ids)
-            causal = jnp.tril(jnp.ones((length, length), dtype=bool))
-            inputs["mask"] = same & causal[None, :, :]
-            inputs["memory_mask"] = _same_segment(decoder_segment_ids, encoder_segment_ids)
+            inputs["mask"] = masks.causal_segment(target_BL)
+            inputs["memory_mask"] = masks.same_segment(target_BL, source_BK)
         x_BLM = self._embed(self.target_embedding, decoder_input_tokens, decoder_positions, **how)
         x_BLM = self.decoder(
             x_BLM,
@@ -385,16 +395,6 @@ class Transformer(nn.Module):
         return constrain(x_BLM, axes.BATCH, axes.LENGTH, axes.ACTIVATION_EMBED)
 
 
-def _segments(segment_ids: Int[Array, "B L"] | None, tokens: Int[Array, "B L"]):
-    return (tokens > 0).astype(jnp.int32) if segment_ids is None else segment_ids
-
-
-def _same_segment(query: Int[Array, "B L"], key: Int[Array, "B K"]) -> Bool[Array, "B L K"]:
-    return (query[:, :, None] == key[:, None, :]) & (key[:, None, :] > 0)
-
-
 def _how(rows: Int[Array, " B"] | None, tokens: Int[Array, "B L"], enable_dropout: bool) -> dict:
-    return {
-        "rows": jnp.arange(tokens.shape[0]) if rows is None else rows,
-        "deterministic": not enable_dropout,
-    }
+    rows = jnp.arange(tokens.shape[0]) if rows is None else rows
+    return {"rows": rows, "deterministic": not enable_dropout}

@@ -6,7 +6,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.linen import partitioning as nn_partitioning
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError, require_at_least, require_positive, require_within
@@ -27,6 +27,8 @@ _expert_init = jax.nn.initializers.variance_scaling(
 _dense_init = jax.nn.initializers.variance_scaling(1.0, "fan_in", "uniform")
 # Name of the parameter that the optimizer moves by load, see `MoeLayer._bias_loss`.
 ROUTER_BIAS = "router_bias"
+# Of `health`, once more under names of their own.
+T5X_METRICS = ("fraction_tokens_left_behind", "expert_usage", "router_confidence")
 _DROPLESS: Dispatch = RaggedDispatch()
 
 
@@ -44,7 +46,9 @@ class MoeLayer(nn.Module):
 
     Sown into `intermediates`: `health` (a dict of `moe.health.router_health`), `auxiliary_loss`
     (E^2 times line 13 of Algorithm 1, which makes it 1 when experts are used evenly) and
-    `router_z_loss`, both float32 scalars, means over groups; `bias_loss` where there is a bias.
+    `router_z_loss`, both float32 scalars, means over groups; `bias_loss` where there is a bias;
+    and `T5X_METRICS`, which with the two losses are what t5x's MoE models look for
+    (t5x/contrib/moe/models.py).
 
     Attributes:
         num_experts: E, need not equal the number of devices.
@@ -147,12 +151,15 @@ class MoeLayer(nn.Module):
             return self.train_capacity_factor
         return self.decode_capacity_factor if decode else self.eval_capacity_factor
 
+    def _key(self) -> Key[Array, ""]:
+        """Return a key of `routing`; of `dropout` where only that is given, as by t5x's models."""
+        return self.make_rng("routing" if self.has_rng("routing") else "dropout")
+
     def _noise(self, rows: Int[Array, " B"], length: int) -> Float[Array, "G S ..."] | None:
         shape = self.gating.noise_shape(self.num_experts)
         if shape is None:
             return None
-        uniform = row_uniform(self.make_rng("routing"), rows, (length, *shape))
-        return _group(uniform, self.group_size)
+        return _group(row_uniform(self._key(), rows, (length, *shape)), self.group_size)
 
     def _bias(self) -> tuple[Float[Array, " E"], ...]:
         """Return the bias of a gating that has one, and nothing for others."""
@@ -172,7 +179,7 @@ class MoeLayer(nn.Module):
     ) -> Float[Array, "G S M"] | None:
         if self.router_jitter == 0:
             return None
-        uniform_BLM = row_uniform(self.make_rng("routing"), rows, (length, width))
+        uniform_BLM = row_uniform(self._key(), rows, (length, width))
         return _group(
             1 - self.router_jitter + 2 * self.router_jitter * uniform_BLM, self.group_size
         )
@@ -239,7 +246,10 @@ class MoeLayer(nn.Module):
         self.sow("intermediates", "router_z_loss", jnp.mean(z_loss_G))
         if self.gating.has_bias:
             self.sow("intermediates", "bias_loss", self._bias_loss(routing))
-        self.sow("intermediates", "health", router_health(routing, valid_GS, capacity))
+        health = router_health(routing, valid_GS, capacity)
+        self.sow("intermediates", "health", health)
+        for name in T5X_METRICS:
+            self.sow("intermediates", name, health[name])
 
     def _bias_loss(self, routing: Routing) -> Float[Array, ""]:
         """Return 0, with the load of each expert over the mean as the bias's gradient.

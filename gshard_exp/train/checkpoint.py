@@ -10,11 +10,14 @@ from etils import epath
 
 from gshard_exp.data.batches import BatchIterator
 from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.model.contract import Params
 from gshard_exp.paths import parameter_path
 from gshard_exp.train.state import TrainState
 
 STATE = "state"
 DATA = "data"
+PARAMS = "params"
+T5X_PARAMS = "target"  # where t5x has the parameters in its STATE, see `t5x_runner.layout`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +96,9 @@ class CheckpointFolder:
         return restored[STATE]
 
     def _check_shapes(self, step: int, abstract: TrainState) -> None:
-        _refuse_other_shapes(step, self._manager.item_metadata(step)[STATE].tree, abstract)
+        name = f"checkpoint_{step}"
+        refuse_other_layout(Path(self._manager.directory) / name, t5x=False)
+        _refuse_other_shapes(name, self._manager.item_metadata(step)[STATE].tree, abstract)
 
     def close(self) -> None:
         """Wait until everything is on disk."""
@@ -130,7 +135,7 @@ class RestorePosition(ocp.args.CheckpointArgs):
     batches: BatchIterator
 
 
-def _refuse_other_shapes(step: int, saved: Any, abstract: Any) -> None:
+def _refuse_other_shapes(name: str, saved: Any, abstract: Any) -> None:
     saved_shapes, shapes = _shapes(saved), _shapes(abstract)
     differing = [
         f"{path} is {saved_shapes.get(path, 'absent')} there and {shapes.get(path, 'absent')}"
@@ -141,7 +146,7 @@ def _refuse_other_shapes(step: int, saved: Any, abstract: Any) -> None:
         # Parameters say more than what an optimizer derives from them.
         differing.sort(key=lambda line: not line.startswith("params"))
         raise SettingError(
-            f"checkpoint_{step} does not fit this experiment: {differing[0]} here "
+            f"{name} does not fit this experiment: {differing[0]} here "
             f"({len(differing)} arrays differ).",
             settings=("model_dir",),
             hint="Use the settings that made it (config.gin beside it), or another MODEL_DIR.",
@@ -164,7 +169,7 @@ def _registry() -> ocp.handlers.CheckpointHandlerRegistry:
 
 
 def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[int, Any]:
-    """Read the parameters of a checkpoint, and nothing else of it; writes nothing.
+    """Read the parameters of a checkpoint of either runner, and nothing else; writes nothing.
 
     Args:
         model_dir: folder of a run, which may be going on.
@@ -179,11 +184,7 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
         SettingError: there is no such checkpoint, it is not whole, or of another model.
     """
     folder = epath.Path(Path(model_dir).absolute())  # orbax takes no other
-    steps = sorted(
-        int(path.name.removeprefix("checkpoint_"))
-        for path in folder.glob("checkpoint_*")
-        if path.name.removeprefix("checkpoint_").isdigit()
-    )
+    steps = checkpoint_steps(model_dir)
     if not steps:
         raise SettingError(
             f"{model_dir} holds no checkpoint: there is nothing to read parameters from.",
@@ -205,13 +206,14 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             raise FileNotFoundError(f"{place} holds no arrays")
         # The handler itself: a Checkpointer would warn of what belongs to the folder above.
         handler = ocp.PyTreeCheckpointHandler()
-        saved = handler.metadata(place).tree["params"]
-        _refuse_other_shapes(step, {"params": saved}, {"params": abstract})
+        checkpoint = Path(place).parent
+        refuse_other_params(checkpoint, abstract)
+        key = T5X_PARAMS if written_by_t5x(checkpoint) else PARAMS
         restored = handler.restore(
             place,
             args=ocp.args.PyTreeRestore(
-                item={"params": abstract},
-                restore_args=ocp.checkpoint_utils.construct_restore_args({"params": abstract}),
+                item={key: abstract},
+                restore_args=ocp.checkpoint_utils.construct_restore_args({key: abstract}),
                 partial_restore=True,
             ),
         )
@@ -224,4 +226,43 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             settings=("step",),
             hint="Use another step, or copy the checkpoint again.",
         ) from error
-    return step, restored["params"]
+    return step, restored[key]
+
+
+def checkpoint_steps(model_dir: Path) -> list[int]:
+    """List the steps of the complete checkpoints of a run, in order."""
+    names = [path.name.removeprefix("checkpoint_") for path in model_dir.glob("checkpoint_*")]
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def written_by_t5x(checkpoint: Path) -> bool:
+    """Say whether a folder checkpoint_N is one of t5x's, not ours."""
+    place = epath.Path(checkpoint.absolute()) / STATE
+    return T5X_PARAMS in ocp.PyTreeCheckpointHandler().metadata(place).tree
+
+
+def refuse_other_layout(checkpoint: Path, *, t5x: bool) -> None:
+    """Refuse a checkpoint that the other runner wrote.
+
+    Raises:
+        SettingError: it is not t5x's, or not ours, as `t5x` says what is wanted.
+    """
+    if written_by_t5x(checkpoint) != t5x:
+        raise SettingError(
+            f"{checkpoint} was written by {'our own runner' if t5x else 't5x'}, whose layout is "
+            "another one.",
+            settings=("model_dir",),
+            hint=f"Go on under that runner, or: gshard-exp convert {checkpoint} --gin_file=... "
+            "--gin.MODEL_DIR=NEW",
+        )
+
+
+def refuse_other_params(checkpoint: Path, params: Params) -> None:
+    """Refuse a checkpoint of either runner that holds parameters of another model.
+
+    Raises:
+        SettingError: with the first that differs.
+    """
+    saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(checkpoint.absolute()) / STATE).tree
+    found = saved[T5X_PARAMS if T5X_PARAMS in saved else PARAMS]
+    _refuse_other_shapes(checkpoint.name, {PARAMS: found}, {PARAMS: params})

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from gshard_exp.data.batches import BatchIterator, to_mesh
 from gshard_exp.model.contract import Params
@@ -48,7 +49,12 @@ class _Run:
 
     @property
     def folder(self) -> Path:
-        return Path(self.experiment.model_dir).expanduser()
+        return folder_of(self.experiment)
+
+
+def folder_of(experiment: Experiment) -> Path:
+    """Return the folder of a run."""
+    return Path(experiment.model_dir).expanduser()
 
 
 def train(
@@ -85,12 +91,12 @@ def train(
     try:
         state, start = _start(run)
         # Only now: what a folder says about its run stays if the new settings do not fit it.
-        _write_files(run, start, {"model-info.txt": model_info(plan), **(files or {})})
-        experiment.data.write_model_files(run.folder)
+        texts = {"model-info.txt": model_info(plan), **(files or {})}
+        write_files(experiment, start, texts, report)
         record = start_record(
             experiment,
             mesh=plan.mesh,
-            batches=batches,
+            identity=batches.identity,
             step=start,
             clock=clock,
             argv=argv,
@@ -104,16 +110,19 @@ def train(
     return state
 
 
-def _write_files(run: _Run, start: int, files: Mapping[str, str]) -> None:
-    """Write files about the run; one that says otherwise about the steps so far is kept."""
+def write_files(
+    experiment: Experiment, start: int, files: Mapping[str, str], report: Report
+) -> None:
+    """Write files about a run; one that says otherwise about its `start` steps so far is kept."""
     for name, text in files.items():
-        path = run.folder / name
+        path = folder_of(experiment) / name
         before = path.read_text(encoding="utf-8") if path.exists() else text
         if start and _without_comments(before) != _without_comments(text):
             kept = path.with_name(f"{path.stem}_until_{start}{path.suffix}")
             path.replace(kept)
-            run.report(f"settings differ from those of the steps so far, which are in {kept}")
+            report(f"settings differ from those of the steps so far, which are in {kept}")
         path.write_text(text, encoding="utf-8")
+    experiment.data.write_model_files(folder_of(experiment))
 
 
 def _without_comments(text: str) -> list[str]:
@@ -131,7 +140,7 @@ def _start(run: _Run) -> tuple[TrainState, int]:
 
 def _steps(run: _Run, state: TrainState, start: int, record: RunRecord) -> TrainState:
     experiment, last = run.experiment, run.experiment.train_steps
-    evaluations = _Evaluations(run, start)
+    evaluations = Evaluations(experiment, run.plan.mesh, run.report, start)
     # Also those that a killed run did not come to after its last checkpoint.
     evaluations.run(start, state.params)
     if start >= last:
@@ -173,13 +182,14 @@ def _steps(run: _Run, state: TrainState, start: int, record: RunRecord) -> Train
     return state
 
 
-class _Evaluations:
-    """Runs evaluators when they are due, and writes what they return."""
+class Evaluations:
+    """Runs the evaluators of an experiment when they are due, and writes what they return."""
 
-    def __init__(self, run: _Run, start_step: int) -> None:
-        self._run, self._start_step = run, start_step
+    def __init__(self, experiment: Experiment, mesh: Mesh, report: Report, start_step: int) -> None:
+        self._experiment, self._mesh, self._say = experiment, mesh, report
+        self._start_step = start_step
         self._writers = {}
-        for evaluator in run.experiment.evaluators:
+        for evaluator in experiment.evaluators:
             # The report is written last: without it the evaluation of that step runs again.
             done = self._report(evaluator, start_step).exists()
             self._writers[evaluator.name] = open_writers(
@@ -188,11 +198,11 @@ class _Evaluations:
 
     def due(self, step: int) -> list[Evaluator]:
         """Return the evaluators that a step asks for."""
-        experiment = self._run.experiment
+        evaluators = self._experiment.evaluators
         if step == 0:
-            return [e for e in experiment.evaluators if e.at_start]
-        last = step == experiment.train_steps
-        return [e for e in experiment.evaluators if last or step % e.every_steps == 0]
+            return [e for e in evaluators if e.at_start]
+        last = step == self._experiment.train_steps
+        return [e for e in evaluators if last or step % e.every_steps == 0]
 
     def run(self, step: int, params: Params) -> None:
         """Run the evaluators that are due, in their order; those that have run speak again."""
@@ -200,26 +210,26 @@ class _Evaluations:
             folder = self._folder(evaluator)
             report = self._report(evaluator, step)
             if step and report.exists() and step <= self._start_step:
-                self._run.report(report.read_text(encoding="utf-8").rstrip())
+                self._say(report.read_text(encoding="utf-8").rstrip())
                 continue
             began = time.perf_counter()
             scalars, text = evaluator(
                 params,
-                model=self._run.experiment.model,
-                mesh=self._run.plan.mesh,
-                rules=self._run.experiment.rules,
+                model=self._experiment.model,
+                mesh=self._mesh,
+                rules=self._experiment.rules,
                 folder=folder,
             )
             _write(self._writers[evaluator.name], step, scalars)
             report.write_text(text, encoding="utf-8")
             seconds = time.perf_counter() - began
-            self._run.report(f"{text.rstrip()}\n({evaluator.name} at step {step}, {seconds:.1f} s)")
+            self._say(f"{text.rstrip()}\n({evaluator.name} at step {step}, {seconds:.1f} s)")
 
     def _report(self, evaluator: Evaluator, step: int) -> Path:
         return self._folder(evaluator) / f"report_{step}.txt"
 
     def _folder(self, evaluator: Evaluator) -> Path:
-        return self._run.folder / "training_eval" / evaluator.name
+        return folder_of(self._experiment) / "training_eval" / evaluator.name
 
 
 def _check_finite(run: _Run, step: int, metrics: dict | None) -> None:

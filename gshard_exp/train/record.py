@@ -16,7 +16,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
-from gshard_exp.data.batches import DRAWN, BatchIterator
+from gshard_exp.data.batches import DRAWN
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.flops import useful_flops
@@ -85,7 +85,7 @@ def start_record(
     experiment: Experiment,
     *,
     mesh: Mesh,
-    batches: BatchIterator,
+    identity: Mapping[str, Any],
     step: int,
     clock: Clock,
     argv: Sequence[str] | None,
@@ -96,7 +96,7 @@ def start_record(
     Args:
         experiment: the assembled tree.
         mesh: that it lies on.
-        batches: its stream of batches.
+        identity: of its stream of batches.
         step: that it starts from.
         clock: made when this start began.
         argv: words of the command line, if there was one.
@@ -115,7 +115,7 @@ def start_record(
     content = {
         "schema": SCHEMA,
         "seed": experiment.seed,
-        "data": _data(experiment, batches.identity),
+        "data": _data(experiment, identity),
         **sizes(experiment),
         "train_steps": experiment.train_steps,
         "starts": [*before.get("starts", ()), here],
