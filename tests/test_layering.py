@@ -32,6 +32,7 @@ FLOORS = {
     "t5x_runner": 8,
     "look": 8,  # verbs of the command line
     "verify": 9,  # verbs of the command line
+    "planning": 9,  # a verb of the command line
     "cli": 10,
     "__main__": 11,  # hands over to cli
 }

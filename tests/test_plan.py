@@ -49,7 +49,7 @@ def test_the_experiments_own_mesh_is_kept_if_it_has_the_cores():
     wanted = dataclasses.replace(planned.experiment(), mesh=MeshSpec(data=2, expert=4))
     fitted, layout = fit_to(wanted, parse_topology("cpu:8"))
     assert fitted.mesh == wanted.mesh
-    assert "data=2 x expert=4 x model=1 (of the gin file)" in layout
+    assert "data=2 expert=4 model=1 (of the gin file)" in layout
 
 
 def test_experts_are_split_over_as_many_cores_as_divide_them():
@@ -69,7 +69,7 @@ def test_tokens_of_a_core_set_the_batch():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"mesh": "file"}, "data=1 x expert=1 x model=1 does not fit cpu:8, which has 8 cores"),
+        ({"mesh": "file"}, "data=1 expert=1 model=1 does not fit cpu:8, which has 8 cores"),
         ({"mesh": "1x3x1"}, "does not fit cpu:8"),
         ({"mesh": "8"}, "neither auto, file nor"),
     ],

@@ -74,7 +74,7 @@ def test_modules_are_kept_where_asked(compiled, tmp_path):
 def test_sizes_of_the_command_line_are_not_replaced(compiled, capsys):
     assert plan("--topology=v3:2x2", "--gin.NUM_EXPERT_PARTITIONS=4") == 2
     error = capsys.readouterr().err
-    assert "data=1 x expert=4 x model=1 does not fit v3:2x2, which has 8 cores" in error
+    assert "data=1 expert=4 model=1 does not fit v3:2x2, which has 8 cores" in error
     assert "command line" in error
     assert not compiled
 

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gshard_exp.plan import parts
@@ -12,6 +12,7 @@ from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
 from gshard_exp.plan.schedule import largest_results
 from gshard_exp.plan.topology import Topology, parse_topology
 from gshard_exp.sharding import hlo
+from gshard_exp.sharding.tables import columns
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.flops import useful_flops
 from gshard_exp.train.parameters import parameters, totals
@@ -208,6 +209,13 @@ def describe(plan: Plan) -> str:
     """Lay a plan out for a person."""
     data = plan.to_json()
     lines = [f"{plan.name} on {plan.topology.name}: {plan.topology.cores} cores, {plan.layout}"]
+    chip = plan.topology.chip
+    if chip is not None:
+        lines.append(
+            f"  a chip: {chip.devices} cores, {chip.peak_flops / 1e12:.4g} TFLOP/s, "
+            f"{_size(chip.hbm_bytes)} at {_size(round(chip.hbm_bandwidth))}/s, links of "
+            f"{_size(round(chip.link_bandwidth))}/s ({chip.source})"
+        )
     memory = ", ".join(f"{k} {_size(v)}" for k, v in plan.memory.items() if v is not None)
     lines.append(f"  memory of a core: {memory}")
     if plan.program.error:
@@ -256,31 +264,28 @@ def _times(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def table(plans: list[Plan]) -> str:
+def table(plans: Sequence[Plan]) -> str:
     """Lay several plans out as rows."""
-    heads: tuple[str, ...] = ("experiment", "machine", "params", "fits", "memory", "step s")
-    heads = (*heads, "steps/s", "MFU", "compile")
-    rows: list[tuple[str, ...]] = [heads]
-    for plan in plans:
-        data = plan.to_json()
-        known = lambda key, form: "-" if data[key] is None else form.format(data[key])  # noqa: B023, E731
-        rows.append(
-            (
-                plan.name,
-                plan.topology.name,
-                f"{plan.params[0] / 1e9:.4g}B",
-                {True: "yes", False: "NO", None: "-"}[plan.fits],
-                _size(plan.memory["total"]),
-                known("step_seconds", "{:.3f}"),
-                known("steps_per_second", "{:.3g}"),
-                known("mfu", "{:.1%}"),
-                f"{plan.program.compile_seconds:.0f} s",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+    heads = ("experiment", "machine", "params", "fits", "memory", "step s", "steps/s", "MFU")
+    return "\n".join(columns((*heads, "compile"), [_row(plan) for plan in plans]))
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    data = plan.to_json()
+
+    def known(key: str, form: str) -> str:
+        return "-" if data[key] is None else form.format(data[key])
+
+    return (
+        plan.name,
+        plan.topology.name,
+        f"{plan.params[0] / 1e9:.4g}B",
+        {True: "yes", False: "NO", None: "-"}[plan.fits],
+        _size(plan.memory["total"]),
+        known("step_seconds", "{:.3f}"),
+        known("steps_per_second", "{:.3g}"),
+        known("mfu", "{:.1%}"),
+        f"{plan.program.compile_seconds:.0f} s",
     )
 
 

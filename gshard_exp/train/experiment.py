@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -126,14 +126,20 @@ class Experiment:
             )
 
 
-def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
+def plan_experiment(
+    experiment: Experiment, devices: Sequence[jax.Device] | None = None
+) -> tuple[StatePlan, StepFunction]:
     """Build the mesh, work out the train state on it and trace the step, compiling nothing.
+
+    Args:
+        experiment: the assembled tree.
+        devices: those of the mesh, for instance of a described topology; default: this process's.
 
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
     """
     with _blaming("mesh"):
-        mesh = experiment.mesh.build()
+        mesh = experiment.mesh.build(devices)
     check_layout(experiment, mesh)
     return _plan_on(experiment, mesh)
 
