@@ -18,6 +18,7 @@ FLOORS = {
     "compile_cache": 1,
     "errors": 1,
     "paths": 1,
+    "recompute": 1,
     "rng": 1,
     "sharding": 2,
     "moe": 3,

@@ -219,7 +219,9 @@ class OneDevice:
         entries = model.batch_entries(experiment.batch_size, experiment.lengths)
         names = {key: entry.names for key, entry in entries.items()}
         batch = to_mesh(self._batch, mesh, experiment.rules, names)
-        step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
+        step: Any = partitioned_train_step(
+            plan, experiment.rules, experiment.microbatches, experiment.gradient_dtype
+        )
         state = jax.device_put(self._begin, plan.shardings)
         compiled = step.lower(state, batch).compile(quick_compilation())
         state, metrics = jax.device_get(compiled(state, batch))
