@@ -38,7 +38,7 @@ CORPUS = [
     "django-ckeditor>=6.7,<7",
 ]
 VISION = ["scikit-learn>=1.5"]  # for its digits
-TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
+TPU_COMPILER = ["libtpu"]  # for plans; 200 MB. On a TPU install jax[tpu] instead
 BENCH = ["matplotlib>=3.8"]
 TEST = [
     "pytest>=8",

@@ -140,7 +140,7 @@ def make_plan(
         topology=topology,
         layout=layout,
         params=totals(parameters(model)),
-        memory=_memory(program, topology),
+        memory=_memory(program, topology, experiment.gradient_dtype),
         useful_flops=sum(useful.values()) / topology.cores,
         source_tokens=experiment.batch_size * experiment.lengths["inputs"],
         tokens=tokens,
@@ -151,12 +151,14 @@ def make_plan(
     )
 
 
-def _memory(program: Program, topology: Topology) -> dict[str, int | None]:
+def _memory(program: Program, topology: Topology, gradient_dtype: str) -> dict[str, int | None]:
     """Split the memory of a core.
 
     Parameters and optimizer state are known exactly. Gradients: all of them are alive at the end of
     the backward pass, since a step whose gradient is not finite changes nothing; they are counted
-    as float32 of the parameters' size, and activations are what is then left of the peak.
+    by the parameters' size, and activations are what is then left of the peak (among them copies of
+    weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
+    start of the backward pass, the two together are right and each alone is not.
     """
     state = program.state_bytes
     sizes = program.memory_bytes
@@ -169,7 +171,8 @@ def _memory(program: Program, topology: Topology) -> dict[str, int | None]:
     # XLA on CPU knows no peak: all that it allocates counts.
     allocated = sizes["argument"] + sizes["temp"] + other
     total = allocated if topology.chip is None else sizes["peak"]
-    gradients = min(state["parameters"], max(0, total - held - other))
+    whole = state["parameters"] // (1 if gradient_dtype == "float32" else 2)
+    gradients = min(whole, max(0, total - held - other))
     return {
         **state,
         "gradients": gradients,
@@ -196,12 +199,16 @@ def _advice(experiment: Experiment, program: Program) -> str:
     module = seq2seq_model(experiment).module
     stacks = (module.encoder, module.decoder)
     tries = []
-    if any(stack.remat != "full" for stack in stacks):
+    if any(stack.remat in ("none", "dots") for stack in stacks):
+        tries.append('keep less for the backward pass: --gin.REMAT_POLICY="products", or "full"')
+    elif any(stack.remat != "full" for stack in stacks):
         tries.append('recompute activations: --gin.REMAT_POLICY="full"')
     tries.append(f"compute a batch in parts: --gin.NUM_MICROBATCHES={2 * experiment.microbatches}")
     if module.dtype == "float32":
         tries.append('halve activations: --gin.ACTIVATION_DTYPE="bfloat16"')
-    tries.append("split the optimizer's state: gin/sharding/zero1.gin with --mesh")
+    if experiment.gradient_dtype == "float32":
+        tries.append('halve gradients: --gin.GRADIENT_DTYPE="bfloat16"')
+    tries.append("split the optimizer's state: gin/sharding/zero1.gin or split_moments.gin")
     return "; ".join(tries)
 
 

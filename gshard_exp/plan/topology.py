@@ -53,7 +53,7 @@ _CLOUD = "Google Cloud documentation, system architecture of "
 CHIPS = {
     "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _CACM),
     "v3": Chip(123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _CACM + "; links: " + _V4),
-    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 2, _V4),
+    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _V4),
     "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _CLOUD + "v5e"),
     "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _CLOUD + "v5p"),
     "v6e": Chip(918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e"),
@@ -149,8 +149,10 @@ def _described(name: str) -> Sequence[jax.Device]:
     os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
     from jax.experimental import topologies
 
+    # The two cores of a v4 chip work as one device; JAX arranges no mesh of them apart.
+    options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise SettingError(
             f"libtpu does not take --topology={name}: {str(error).splitlines()[0]}.",
