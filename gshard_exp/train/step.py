@@ -112,8 +112,7 @@ def rounded(params: Params, names: Mapping[str, Names], dtype: str) -> Params:
 
     A model whose activations are bfloat16 multiplies these rounded in any case. All gradients are
     alive at the end of the backward pass: in bfloat16 they take half the memory, and half the bytes
-    of their sums over devices. Routers, gains and embeddings stay: routers compute in float32, and
-    the gradient of an embedding is a sum over many tokens.
+    of their sums over devices. Routers and gains, which compute in float32, and embeddings stay.
     """
 
     def is_matrix(names: Names) -> bool:
