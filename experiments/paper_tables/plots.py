@@ -66,9 +66,10 @@ def _bars(table: tables.Table, path: Path) -> None:
 def _line(table: tables.Table, column: int, label: str, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5, 3.5))
     cores = [int(row[0]) for row in table.rows]
-    axis.plot(cores, [float(row[column]) for row in table.rows], "o-")
+    values = [float(row[column]) for row in table.rows]
+    axis.plot(cores, values, "o-")
     axis.set_xscale("log", base=2)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.1 * max(values))
     axis.set_xlabel("cores")
     axis.set_ylabel(label)
     axis.set_title(table.title, fontsize=10)

@@ -180,10 +180,10 @@ def _half_the_tokens(plans: Mapping[str, dict], published: Mapping) -> list[str]
 
 def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
     rows = []
-    for plan in _rows(plans, "figure_7"):
-        paper = plan["row"]["paper"]
-        bars = published["figure_7_gb"][paper]
-        if not plan["fits"]:
+    by_paper = {plan["row"]["paper"]: plan for plan in _rows(plans, "figure_7")}
+    for paper, bars in published["figure_7_gb"].items():
+        plan = by_paper.get(paper)
+        if plan is None or not plan["fits"]:
             continue
         memory = {key: size / 1e9 for key, size in plan["memory_bytes"].items() if size}
         weights = memory["parameters"] + memory["optimizer"]
@@ -210,9 +210,9 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
         "activations), and the compiler rounds the weights of all layers to bfloat16 before its "
         "loops and keeps these copies, half the size of the layers' weights (0.7 GB).",
         "The 12 and 24 layers recompute norms, attention weights, dropout and the masks of "
-        'dispatch (REMAT_POLICY = "products"). With everything kept they would need more than '
-        "is in the last table: attention weights, their dropout and softmax are float32 and grow "
-        "with the length of a row (256 here; the paper names none).",
+        'dispatch (REMAT_POLICY = "products"; the last table has a row with everything kept). '
+        "Attention weights, their dropout and softmax are float32, and grow with the length of a "
+        "row (256 here; the paper names none).",
     )
     return Table("figure_7", "Figure 7: memory of a core, GB", heads, rows, remarks)
 
@@ -290,8 +290,8 @@ def _compile_time(plans: Mapping[str, dict]) -> Table:
     ]
     heads = ("cores", "processor seconds", "times that of 32 cores", "wall clock seconds")
     remark = (
-        "12 layers, one expert and 2048 tokens a core. Processor time of the compiler is compared: "
-        "the machine of these figures was shared, so that its wall clock says little."
+        "12 layers, one expert and 2048 tokens a core. Compiled two at a time with nothing else "
+        "running; the processor time of the compiler is compared."
     )
     title = "Compile time against number of cores (the paper: constant)"
     return Table("compile_time", title, heads, rows, (remark,))
