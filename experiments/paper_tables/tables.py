@@ -325,7 +325,7 @@ def _better(plans: Mapping[str, dict]) -> Table:
     rows = []
     for plan in sorted(_rows(plans, "beyond"), key=lambda plan: -plan["params_total"]):
         first = next(p for p in _rows(plans, "beyond") if p["row"]["paper"] == plan["row"]["paper"])
-        cells = [plan["row"]["paper"], plan["row"]["beyond"], *_settings(plan)]
+        cells = [plan["row"]["paper"], plan["row"]["beyond"], ", ".join(plan["row"]["bindings"])]
         memory, step = plan["memory_bytes"]["total"], plan["step_seconds"]
         cells += [f"{memory / 1e9:.2f}", difference(memory, first["memory_bytes"]["total"])]
         cells += [_number(step, "{:.3f}"), difference(step, first["step_seconds"])]
@@ -333,12 +333,6 @@ def _better(plans: Mapping[str, dict]) -> Table:
     heads = ("model", "what is on", "settings", "memory of a core, GB", "to the first row")
     heads = (*heads, "step, s", "to the first row", "steps/s")
     return Table("beyond", "What this project has beyond the paper", heads, rows)
-
-
-def _settings(plan: Mapping) -> list[str]:
-    """Write what a user sets for a row: further files, and flags."""
-    files = plan["row"]["gin_file"].split(",")[1:]
-    return [", ".join([*files, *plan["row"]["bindings"]])]
 
 
 def _csv_text(table: Table) -> str:

@@ -208,7 +208,7 @@ def _advice(experiment: Experiment, program: Program) -> str:
         tries.append('halve activations: --gin.ACTIVATION_DTYPE="bfloat16"')
     if experiment.gradient_dtype == "float32":
         tries.append('halve gradients: --gin.GRADIENT_DTYPE="bfloat16"')
-    tries.append("split the optimizer's state: gin/sharding/zero1.gin or split_moments.gin")
+    tries.append("split the optimizer's state: gin/sharding/zero1.gin with --mesh")
     return "; ".join(tries)
 
 
