@@ -64,6 +64,7 @@ def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, 
 
 def test_the_search_ranks_real_plans(command, tmp_path, monkeypatch):
     monkeypatch.setattr(search, "WIDEST_MODEL", 1)
+    monkeypatch.setattr(search, "_NARROWER", (1,))
     monkeypatch.setattr(search, "REMAT_POLICIES", {"none": None, "full": None})
     monkeypatch.setattr(search, "dispatches", lambda model: invariance.DISPATCHES[:2])
     plans, printed = plan(command, tmp_path / "plan.json", "--search")
