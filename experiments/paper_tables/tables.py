@@ -210,9 +210,7 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
         "activations), and the compiler rounds the weights of all layers to bfloat16 before its "
         "loops and keeps these copies, half the size of the layers' weights (0.7 GB).",
         "The 12 and 24 layers recompute norms, attention weights, dropout and the masks of "
-        'dispatch (REMAT_POLICY = "products"; the last table has a row with everything kept). '
-        "Attention weights, their dropout and softmax are float32, and grow with the length of a "
-        "row (256 here; the paper names none).",
+        'dispatch (REMAT_POLICY = "products"), where the paper keeps everything.',
     )
     return Table("figure_7", "Figure 7: memory of a core, GB", heads, rows, remarks)
 
