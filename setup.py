@@ -38,7 +38,7 @@ CORPUS = [
     "django-ckeditor>=6.7,<7",
 ]
 VISION = ["scikit-learn>=1.5"]  # for its digits
-TPU_COMPILER = ["libtpu"]  # compiles for a described TPU; on a TPU install jax[tpu] instead
+TPU_COMPILER = ["libtpu"]  # for plans; 200 MB. On a TPU install jax[tpu] instead
 # For --runner=t5x and gin/t5x/ only (README.md, "Under t5x"). t5x's trainer is on no package index,
 # and asks for no grain, which it imports.
 T5X = [

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp import look, reports, sweep_verbs, verify
+from gshard_exp import look, planning, reports, sweep_verbs, verify
 from gshard_exp.config import (
     ConfigError,
     assemble,
     binding_from_flag,
     operative_config,
-    planning,
 )
 from gshard_exp.errors import SettingError
 from gshard_exp.t5x_runner import flags as runners
@@ -146,10 +145,6 @@ def _translate(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
-def _plan(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    return planning.plan(arguments, bindings, look.search_paths(arguments), look.say)
-
-
 def _eval(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.use import verbs
 
@@ -269,11 +264,16 @@ def _add_looking_verbs(verbs: Any) -> None:
         action="store_true",
         help="also trace the training step, which meets every sharding rule; seconds a file",
     )
-    for verb in (diff, check):
+    plan = _verb(
+        verbs,
+        "plan",
+        planning.plan_verb,
+        "compile for a described machine; predict memory and time",
+    )
+    planning.add_flags(plan)
+    for verb in (diff, check, plan):
         verb.add_argument("--fdl_config", action="append", metavar="BUILDER", help=_BUILDER)
         _fdl_set(verb)
-    plan = _verb(verbs, "plan", _plan, "compile for a described machine; predict memory and time")
-    planning.add_arguments(plan)
     _verb(verbs, "components", look.components_verb, "list what gin and fiddle can assemble")
     audit = _verb(
         verbs, "audit", look.audit_verb, "compare routing presets with Algorithm 1, token by token"

@@ -31,6 +31,10 @@ class SettingError(ValueError):
     def __str__(self) -> str:
         return f"{self.problem} {self.hint}".strip()
 
+    def __reduce__(self):
+        # Python would pickle an exception with its text alone.
+        return type(self), (self.problem, self.settings, self.hint)
+
 
 def require_at_least(owner: object, minimum: float, *fields: str) -> None:
     """Refuse fields of an object below a minimum; a field that is None is left alone.

@@ -35,7 +35,7 @@ def diff_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Compare two experiments."""
     from gshard_exp.config import diff, reading, run_diff
 
-    names = _experiments(arguments, bindings)
+    names = experiments_of(arguments, bindings)
     if len(names) != 2:
         raise ConfigError(
             f"There are {len(names)} experiments to compare.",
@@ -58,7 +58,7 @@ def check_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Validate experiments; the status says whether all are valid."""
     from gshard_exp.config import validate
 
-    names = _experiments(arguments, bindings, default=validate.complete_experiments())
+    names = experiments_of(arguments, bindings, default=validate.complete_experiments())
     verdicts = [
         validate.validate(
             name, bindings, search_paths(arguments), arguments.fdl_set, trace=arguments.trace
@@ -103,10 +103,10 @@ def collectives_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> 
     return 0
 
 
-def _experiments(
+def experiments_of(
     arguments: argparse.Namespace, bindings: Sequence[str], default: Sequence[str] = ()
 ) -> list[str]:
-    """List what `diff` and `check` are to look at, and refuse flags that change none of it."""
+    """List the experiments of a verb that takes several; refuse flags that change none of them."""
     from gshard_exp.config import reading
 
     of_fiddle = [f"{reading.FIDDLE}{expression}" for expression in arguments.fdl_config or ()]

@@ -15,3 +15,8 @@ def experiment(seq2seq=None, **fields) -> Experiment:
         optimizer=Adafactor(learning_rate=SqrtDecay()),
     )
     return dataclasses.replace(tiny, **fields)
+
+
+def small() -> Experiment:
+    """One sparse block a stack and no dropout: little for a TPU's compiler to do."""
+    return experiment(models.model(encoder="s", decoder="s", repeats=(1, 1), dropout=0.0))

@@ -18,6 +18,7 @@ FLOORS = {
     "compile_cache": 1,
     "errors": 1,
     "paths": 1,
+    "recompute": 1,
     "rng": 1,
     "sharding": 2,
     "moe": 3,
@@ -34,6 +35,7 @@ FLOORS = {
     "reports": 9,  # verbs of the command line
     "verify": 9,  # verbs of the command line
     "sweep_verbs": 9,  # verbs of the command line
+    "planning": 9,  # a verb of the command line
     "cli": 10,
     "__main__": 11,  # hands over to cli
 }

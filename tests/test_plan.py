@@ -10,7 +10,7 @@ from test_census import ASYNCHRONOUS
 
 from gshard_exp.errors import SettingError
 from gshard_exp.plan import collectives, parts
-from gshard_exp.plan.compile import Program, compile_step, fit_to
+from gshard_exp.plan.compile import Program, fit_to
 from gshard_exp.plan.cost import estimate
 from gshard_exp.plan.plan import describe, make_plan, table
 from gshard_exp.plan.schedule import largest_results, schedule
@@ -49,7 +49,7 @@ def test_the_experiments_own_mesh_is_kept_if_it_has_the_cores():
     wanted = dataclasses.replace(planned.experiment(), mesh=MeshSpec(data=2, expert=4))
     fitted, layout = fit_to(wanted, parse_topology("cpu:8"))
     assert fitted.mesh == wanted.mesh
-    assert "data=2 x expert=4 x model=1 (of the gin file)" in layout
+    assert "data=2 expert=4 model=1 (of the gin file)" in layout
 
 
 def test_experts_are_split_over_as_many_cores_as_divide_them():
@@ -69,7 +69,7 @@ def test_tokens_of_a_core_set_the_batch():
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"mesh": "file"}, "data=1 x expert=1 x model=1 does not fit cpu:8, which has 8 cores"),
+        ({"mesh": "file"}, "data=1 expert=1 model=1 does not fit cpu:8, which has 8 cores"),
         ({"mesh": "1x3x1"}, "does not fit cpu:8"),
         ({"mesh": "8"}, "neither auto, file nor"),
     ],
@@ -258,28 +258,3 @@ def test_a_plan_that_does_not_fit_is_a_result_with_what_is_large_and_what_to_cha
     assert "DOES NOT FIT" in text
     assert "REMAT_POLICY" in text
     assert "NO" in table([plan]).splitlines()[1]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
-def test_the_tpu_compiler_takes_a_step_for_a_machine_that_is_not_there():
-    topology = parse_topology("v3:2x2")
-    small = models.model(encoder="s", decoder="s", repeats=(1, 1), dropout=0.0)
-    fitted, _ = fit_to(planned.experiment(small), topology)
-    data = make_plan("tiny", fitted, compile_step(fitted, topology), "").to_json()
-    assert data["fits"] is True
-    assert data["cores"] == 8
-    assert data["unknown_loops"] == []
-    assert 0 < data["flops_per_core"]["useful"] <= data["flops_per_core"]["executed"]
-    assert data["step_seconds"] > 0
-    assert 0 < data["roofline_share"] <= 1
-    kinds = {row["kind"] for row in data["collectives"]}
-    assert {"all-to-all", "all-reduce"} <= kinds
-    assert data["versions"]["libtpu"]
-
-
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs libtpu")
-def test_a_shape_that_libtpu_does_not_take_is_one_clear_error():
-    topology = parse_topology("v3:7x7")
-    experiment = dataclasses.replace(planned.experiment(), mesh=MeshSpec(data=98))
-    with pytest.raises(SettingError, match="libtpu does not take --topology=v3:7x7"):
-        compile_step(experiment, topology)

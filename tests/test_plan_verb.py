@@ -74,7 +74,7 @@ def test_modules_are_kept_where_asked(compiled, tmp_path):
 def test_sizes_of_the_command_line_are_not_replaced(compiled, capsys):
     assert plan("--topology=v3:2x2", "--gin.NUM_EXPERT_PARTITIONS=4") == 2
     error = capsys.readouterr().err
-    assert "data=1 x expert=4 x model=1 does not fit v3:2x2, which has 8 cores" in error
+    assert "data=1 expert=4 model=1 does not fit v3:2x2, which has 8 cores" in error
     assert "command line" in error
     assert not compiled
 
@@ -83,3 +83,30 @@ def test_an_unknown_machine_ends_with_status_2(compiled, capsys):
     assert plan("--topology=v3:2x2", "--topology=v8:2x2") == 2
     assert "v8:2x2 is no machine known here" in capsys.readouterr().err
     assert not compiled
+
+
+def test_what_the_compiling_process_refuses_is_blamed_on_the_line_that_set_it(capsys):
+    assert plan("--topology=cpu:8") == 2
+    error = capsys.readouterr().err
+    assert "make 4 groups, which do not divide over 8 mesh partitions" in error
+    assert "tests/gin/tiny.gin" in error
+    assert "try: Set it to 2, 4, 8." in error
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((f"--gin_file={tiny_run.TINY}", "--fdl_set=x=1"), "--fdl_set=x=1 sets something"),
+        (("--fdl_config=moe_128e_12l", "--gin.BATCH_SIZE=8"), "there is none"),
+        ((), "There is no experiment to plan."),
+    ],
+)
+def test_flags_that_change_nothing_and_no_experiment_are_refused(flags, message, command):
+    status, _, error = command("plan", "--topology=cpu:8", *flags)
+    assert status == 2
+    assert message in error
+
+
+def test_a_mesh_that_takes_what_is_left_has_all_cores(compiled):
+    assert plan("--topology=v3:2x2", "--gin.DATA_PARTITIONS=-1", "--gin.GROUP_SIZE=8") == 0
+    assert compiled[0][0].mesh.data == 8

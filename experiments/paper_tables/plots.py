@@ -17,7 +17,7 @@ def draw(plans: Mapping[str, dict], published: Mapping, folder: Path) -> None:
     _pairs(found["table_3"], 3, 4, "steps/s", folder / "table_3")
     _bars(found["figure_8"], folder / "figure_8")
     _line(found["compile_time"], 1, "processor seconds to compile", folder / "compile_time")
-    _line(found["all_to_all"], 3, "ms for one all-to-all", folder / "all_to_all")
+    _line(found["all_to_all"], 4, "ms for an all-to-all of 8 MiB", folder / "all_to_all")
 
 
 def _save(figure, path: Path) -> None:
@@ -66,9 +66,10 @@ def _bars(table: tables.Table, path: Path) -> None:
 def _line(table: tables.Table, column: int, label: str, path: Path) -> None:
     figure, axis = plt.subplots(figsize=(5, 3.5))
     cores = [int(row[0]) for row in table.rows]
-    axis.plot(cores, [float(row[column]) for row in table.rows], "o-")
+    values = [float(row[column]) for row in table.rows]
+    axis.plot(cores, values, "o-")
     axis.set_xscale("log", base=2)
-    axis.set_ylim(bottom=0)
+    axis.set_ylim(0, 1.1 * max(values))
     axis.set_xlabel("cores")
     axis.set_ylabel(label)
     axis.set_title(table.title, fontsize=10)

@@ -22,7 +22,7 @@ from gshard_exp.plan.plan import make_plan
 from gshard_exp.plan.topology import parse_topology
 
 HERE = Path(__file__).parent
-COMMAND = "python experiments/paper_tables/run.py"
+COMMAND = "python experiments/paper_tables/run.py --programs=/tmp/programs"
 
 
 def plan_of(row: rows.Row, folder: Path, *, compiles: bool) -> dict | None:
@@ -36,7 +36,7 @@ def plan_of(row: rows.Row, folder: Path, *, compiles: bool) -> dict | None:
         print(f"{row.name}: {layout}", flush=True)
         compile_step(fitted, topology, print).save(folder, row.name)
     plan = make_plan(row.name, fitted, load_program(folder, row.name), layout)
-    return {"paper": row.paper, "note": row.note, "bindings": row.bindings, **plan.to_json()}
+    return {"row": dataclasses.asdict(row), **plan.to_json()}
 
 
 def main() -> int:
@@ -51,16 +51,10 @@ def main() -> int:
         if plan is not None:
             plans[row.name] = plan
     published = json.loads((HERE / "published.json").read_text())
-    found = tables.all_tables(plans, published)
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "plans.json").write_text(json.dumps(plans, indent=1) + "\n")
-    (arguments.results / "tables.md").write_text(tables.markdown(found, plans, COMMAND))
-    for table in found:
-        path = arguments.results / f"{table.name}.csv"
-        path.write_text(tables.csv_text(table))
-    (arguments.results / "tables.json").write_text(
-        json.dumps([dataclasses.asdict(table) for table in found], indent=1) + "\n"
-    )
+    for name, text in tables.pages(plans, published, COMMAND).items():
+        (arguments.results / name).write_text(text)
     plots.draw(plans, published, arguments.results)
     print((arguments.results / "tables.md").read_text())
     return 0

@@ -10,6 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.errors import require_at_least, require_within
+from gshard_exp.recompute import kept, relu
 from gshard_exp.rng import row_dropout
 from gshard_exp.sharding.annotate import constrain
 
@@ -142,13 +143,15 @@ class MultiHeadAttention(nn.Module):
             jnp.float32,
             axes=(axes.HEADS, axes.KV, axes.EMBED),
         )
-        return jnp.einsum("BLND,NDM->BLM", mixed_BLND, out_NDM.astype(x_BLM.dtype))
+        return kept(jnp.einsum("BLND,NDM->BLM", mixed_BLND, out_NDM.astype(x_BLM.dtype)))
 
     def _mixed(self, query_BLND, key_BKND, value_BKND, mask, **how):
         """Return the values that each query attends to, as many as there are queries."""
-        scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND * self.head_dim**-0.5, key_BKND)
+        # Kept scaled: an operand of a product only, which on TPU takes half of float32's memory.
+        query_BLND, key_BKND = kept(query_BLND * self.head_dim**-0.5), kept(key_BKND)
+        scores_BNLK = jnp.einsum("BLND,BKND->BNLK", query_BLND, key_BKND)
         weights_BNLK = self._weights(scores_BNLK, mask, **how)
-        return jnp.einsum("BNLK,BKND->BLND", weights_BNLK, value_BKND)
+        return jnp.einsum("BNLK,BKND->BLND", weights_BNLK, kept(value_BKND))
 
     def _weights(self, scores_BNLK, mask, *, rows, deterministic):
         """Return the softmax over K where `mask` is True, in the dtype of the scores."""
@@ -260,9 +263,9 @@ class FeedForward(nn.Module):
         wo_HM = nn_partitioning.param_with_axes(
             "wo", _dense_init, (self.mlp_dim, width), jnp.float32, axes=(axes.MLP, axes.EMBED)
         )
-        h_BLH = jax.nn.relu(jnp.einsum("BLM,MH->BLH", x_BLM, wi_MH.astype(x_BLM.dtype)))
+        h_BLH = relu(jnp.einsum("BLM,MH->BLH", x_BLM, wi_MH.astype(x_BLM.dtype)))
         h_BLH = constrain(h_BLH, axes.BATCH, axes.LENGTH, axes.ACTIVATION_MLP)
-        return jnp.einsum("BLH,HM->BLM", h_BLH, wo_HM.astype(x_BLM.dtype))
+        return kept(jnp.einsum("BLH,HM->BLM", h_BLH, wo_HM.astype(x_BLM.dtype)))
 
 
 class Embedding(nn.Module):

@@ -21,6 +21,7 @@ from gshard_exp.model.layers import (
     sinusoidal_positions,
 )
 from gshard_exp.moe.layer import MoeLayer
+from gshard_exp.recompute import KEPT
 from gshard_exp.sharding.annotate import constrain
 
 # What of one repetition's forward pass is kept for its backward pass; the rest is computed again.
@@ -29,6 +30,10 @@ REMAT_POLICIES = {
     "none": None,
     # Keep the results of matrix products without a batch dimension: projections, dense layers.
     "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # Keep products with weights, routers' scores and what experts are sent. Norms, attention
+    # weights, dropout and the masks of dispatch are computed again: most of the memory for little
+    # of the time.
+    "products": jax.checkpoint_policies.save_only_these_names(KEPT),
     # Keep the results of all matrix products.
     "dots": jax.checkpoint_policies.dots_saveable,
     # Keep only the input of each repetition (the paper recomputes from 36 layers on).

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from gshard_exp import axes
 from gshard_exp.moe.grouped import grouped_dot
+from gshard_exp.recompute import kept, relu
 from gshard_exp.sharding.annotate import constrain
 
 
@@ -28,18 +29,19 @@ class Experts(NamedTuple):
         # One axis R for the slots of all groups: one matrix product per expert. A TPU would pad a
         # C of 1 or 2 to 8 sublanes, and CPUs multiply and transpose flat matrices faster.
         num_experts, groups, capacity, width = x_EGCM.shape
-        x_ERM = x_EGCM.reshape(num_experts, groups * capacity, width)
+        x_ERM = kept(x_EGCM.reshape(num_experts, groups * capacity, width))
         with jax.named_scope("experts"):
-            h_ERH = jax.nn.relu(jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype)))
+            h_ERH = relu(jnp.einsum("ERM,EMH->ERH", x_ERM, self.wi.astype(x.dtype)))
             h_ERH = constrain(h_ERH, axes.EXPERT, axes.EXPERT_GROUP, axes.ACTIVATION_MLP)
             y_ERM = jnp.einsum("ERH,EHM->ERM", h_ERH, self.wo.astype(x.dtype))
-        return _from_experts(y_ERM.reshape(x_EGCM.shape))
+        return kept(_from_experts(y_ERM.reshape(x_EGCM.shape)))
 
     @jax.named_scope("experts")
     def of_rows(self, x: Float[Array, "R M"], sizes: Int[Array, " E"]) -> Float[Array, "R M"]:
         """Compute rows that are sorted by expert, `sizes` of each; 0 for rows of nobody."""
-        h_RH = jax.nn.relu(grouped_dot(x, self.wi.astype(x.dtype), sizes))
-        return grouped_dot(h_RH, self.wo.astype(x.dtype), sizes)
+        x_RM = kept(x)
+        h_RH = relu(grouped_dot(x_RM, self.wi.astype(x.dtype), sizes))
+        return kept(grouped_dot(h_RH, self.wo.astype(x.dtype), sizes))
 
 
 # The constraints on BOTH sides of each transposition make it one all-to-all; with one side alone

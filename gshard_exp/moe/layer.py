@@ -16,6 +16,7 @@ from gshard_exp.moe.gating import Top2Gating
 from gshard_exp.moe.health import count_per_expert, router_health
 from gshard_exp.moe.ragged import RaggedDispatch
 from gshard_exp.moe.routing import Gating, Routing, router_z_loss
+from gshard_exp.recompute import kept, relu
 from gshard_exp.rng import row_uniform
 from gshard_exp.sharding.annotate import constrain
 
@@ -199,7 +200,7 @@ class MoeLayer(nn.Module):
         x_GSM = x_GSM.astype(jnp.float32)
         if jitter_GSM is not None:
             x_GSM *= jitter_GSM
-        return jnp.einsum("GSM,ME->GSE", x_GSM, router_ME, precision=highest)
+        return kept(jnp.einsum("GSM,ME->GSE", x_GSM, router_ME, precision=highest))
 
     def _experts(self, width: int) -> Experts:
         wi_EMH = nn_partitioning.param_with_axes(
@@ -235,9 +236,9 @@ class MoeLayer(nn.Module):
             jnp.float32,
             axes=(axes.MLP, axes.EMBED),
         )
-        h_BLH = jax.nn.relu(jnp.einsum("BLM,MH->BLH", x_BLM, wi_MH.astype(x_BLM.dtype)))
+        h_BLH = relu(jnp.einsum("BLM,MH->BLH", x_BLM, wi_MH.astype(x_BLM.dtype)))
         h_BLH = constrain(h_BLH, axes.BATCH, axes.LENGTH, axes.ACTIVATION_MLP)
-        return jnp.einsum("BLH,HM->BLM", h_BLH, wo_HM.astype(x_BLM.dtype))
+        return kept(jnp.einsum("BLH,HM->BLM", h_BLH, wo_HM.astype(x_BLM.dtype)))
 
     def _report(self, routing: Routing, logits_GSE, valid_GS, capacity: int | None) -> None:
         scale = self.num_experts**2

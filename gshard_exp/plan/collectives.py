@@ -1,22 +1,30 @@
 """How long collectives take on a torus of TPU chips.
 
 TPU v3: the times of Figure 9 of the paper, which measured all-to-all and all-reduce of 8 and 32 MB
-a core at 16 to 2048 cores: interpolated in the logarithm of the number of cores and in the bytes.
+a core at 16 to 2048 cores. Between numbers of cores they are interpolated in logarithms, between
+sizes linearly; below 8 MB and above 32 MB they are in proportion to the size. Groups of fewer than
+16 cores take the time of 16.
 
 Other generations: link bandwidth and the shape of the torus.
 
-    all-to-all   d * k / (8 * b)           d bytes of a chip, half of which cross the middle of the
-                                           longest ring, k chips long, over 2 links a row
-    all-reduce   2 * d / (a * 2 * b)       reduce and gather, along both directions of all a axes
-    all-gather, reduce-scatter             half an all-reduce
-    permute      d / b
+    all-to-all   d * k / (8 * b)     d: bytes of a chip, its cores together; k: chips along the
+                                     longest axis. Half of all bytes cross the middle of that ring,
+                                     over two links for each row of chips.
+    all-reduce   s / (a * b)         s: bytes of a core; a: axes of the torus. Reduced and gathered
+                                     (2 s) over both directions of every axis (2 a links).
 
-b is the published bandwidth of a link in one direction times `LINK_SHARE`. These formulas with
-LINK_SHARE = 0.4 give Figure 9's figures at 2048 cores within 10 % (8 MB: all-to-all 2.40 ms for
-2.36 ms; 32 MB: all-reduce 0.60 ms for 0.61 ms); that other generations reach the same share of
-their links is an assumption. So are: nothing overlaps with computation (true of the paper's
-breakdown, pessimistic for later compilers), and a group smaller than the machine is a compact
-torus.
+On all of them:
+
+    all-gather, reduce-scatter, broadcast   half an all-reduce
+    permute                                 s / b
+    any other kind                          an all-to-all
+
+b is the published bandwidth of a link in one direction times `LINK_SHARE`. With 0.4 the formulas
+give Figure 9's times at 2048 cores of v3 within 10 % (8 MB: all-to-all 2.40 ms for 2.36 ms; 32 MB:
+all-reduce 0.60 ms for 0.61 ms). That other generations reach the same share of their links is an
+assumption. So are: nothing overlaps with computation (true of the paper's breakdown, pessimistic
+for later compilers); a group smaller than the machine is a compact torus; nothing is faster than
+`LATENCY`.
 """
 
 import math

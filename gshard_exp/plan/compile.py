@@ -1,7 +1,7 @@
 """Compiles the training step of an experiment ahead of time, for a machine that is only described.
 
-The step, its rules and its optimizer are those of a run: `plan_state` and `partitioned_train_step`
-on a mesh of described devices. The compiler works in a process of its own: it cannot be interrupted
+The step, its rules and its optimizer are those of a run: `plan_experiment`, on a mesh of described
+devices. The compiler works in a process of its own: it cannot be interrupted
 and speaks to the terminal, a process can be ended and its words kept.
 """
 
@@ -18,18 +18,19 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 
 from gshard_exp.errors import SettingError
+from gshard_exp.model.contract import moe_layers
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.plan.topology import Topology, parse_topology, require_compiler, roomier
-from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.sharding.mesh import FILL, MeshSpec
 from gshard_exp.sharding.rules import shard_shape
-from gshard_exp.train.experiment import Experiment, batch_on, check_layout
-from gshard_exp.train.state import StatePlan, plan_state
-from gshard_exp.train.step import partitioned_train_step
+from gshard_exp.train.experiment import Experiment, batch_on, plan_experiment
+from gshard_exp.train.layouts import label
+from gshard_exp.train.state import StatePlan
 
 REPORT_EVERY = 10.0  # seconds
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "gshard_exp")
@@ -139,24 +140,18 @@ def _child(sender: Connection, experiment: Experiment, topology: str, words: str
     try:
         sender.send(compile_here(experiment, parse_topology(topology)))
     except SettingError as error:
-        sender.send(_portable(error))
+        sender.send(error)
     except jax.errors.JaxRuntimeError as error:
         sender.send(RuntimeError(str(error)))
 
 
-def _portable(error: SettingError) -> SettingError:
-    # Exceptions are pickled with their text alone.
-    return SettingError(str(error), error.settings)
-
-
 def compile_here(experiment: Experiment, topology: Topology) -> Program:
     """Compile in this process, whose platform is the CPU; see `compile_step`."""
-    mesh = experiment.mesh.build(devices=topology.devices())
-    check_layout(dataclasses.replace(experiment, evaluators=()), mesh)
-    plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
-    step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
     began = time.monotonic()
-    lowered = step.lower(plan.abstract, batch_on(experiment, mesh))
+    experiment = dataclasses.replace(experiment, evaluators=())  # they take no part in a step
+    planned = plan_experiment(experiment, topology.devices())
+    plan, step = planned[0], cast(Any, planned[1])
+    lowered = step.lower(plan.abstract, batch_on(experiment, plan.mesh))
     lower_seconds = time.monotonic() - began
     text, error, memory = "", "", {}
     began, began_cpu = time.monotonic(), time.process_time()
@@ -172,7 +167,7 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
         text = compile_here(experiment, roomier(topology)).text
     return Program(
         topology=topology.name,
-        mesh=dict(mesh.shape),
+        mesh=dict(plan.mesh.shape),
         text=text,
         error=error,
         memory_bytes=memory,
@@ -235,16 +230,17 @@ def fit_to(
     """
     seq2seq_model(experiment)
     spec, why = _mesh_for(experiment, topology, mesh)
-    sizes = (spec.data, spec.expert, spec.model)
-    filled = math.prod(n for n in sizes if n > 0)
-    if topology.cores % filled if -1 in sizes else filled != topology.cores:
+    sizes = dataclasses.astuple(spec)
+    given = math.prod(size for size in sizes if size != FILL)
+    if topology.cores % given if FILL in sizes else given != topology.cores:
         raise SettingError(
-            f"the mesh data={spec.data} x expert={spec.expert} x model={spec.model} does not fit "
-            f"{topology.name}, which has {topology.cores} cores: a plan uses all of them.",
+            f"the mesh {label(spec)} does not fit {topology.name}, which has {topology.cores} "
+            "cores: a plan uses all of them.",
             settings=("mesh.data", "mesh.expert", "mesh.model"),
             hint="Leave --mesh out to have sizes chosen, or set sizes that multiply to "
             f"{topology.cores}.",
         )
+    spec = spec.filled(topology.cores)
     batch_size = experiment.batch_size
     if tokens_per_core is not None:
         tokens, length = tokens_per_core * topology.cores, experiment.lengths["inputs"]
@@ -258,8 +254,8 @@ def fit_to(
     fitted = dataclasses.replace(experiment, mesh=spec, batch_size=batch_size, evaluators=())
     tokens = batch_size * experiment.lengths["inputs"]
     return fitted, (
-        f"mesh data={spec.data} x expert={spec.expert} x model={spec.model} ({why}), "
-        f"{batch_size} rows, {tokens / topology.cores:.0f} source tokens a core"
+        f"mesh {label(spec)} ({why}), {batch_size} rows, {tokens / topology.cores:.0f} source "
+        "tokens a core"
     )
 
 
@@ -281,27 +277,25 @@ def seq2seq_model(experiment: Experiment) -> Seq2SeqModel:
 def _mesh_for(experiment: Experiment, topology: Topology, mesh: str) -> tuple[MeshSpec, str]:
     own = experiment.mesh
     if mesh not in ("auto", "file"):
-        sizes = mesh.split("x")
-        if len(sizes) != 3 or not all(size.isdecimal() and int(size) for size in sizes):
+        words = mesh.split("x")
+        if len(words) != 3 or not all(size.isdecimal() and int(size) for size in words):
             raise SettingError(
                 f"--mesh={mesh} is neither auto, file nor DATAxEXPERTxMODEL.",
                 hint="For example --mesh=1x128x1.",
             )
-        return MeshSpec(*map(int, sizes)), "--mesh"
-    if mesh == "file" or math.prod((own.data, own.expert, own.model)) == topology.cores:
+        return MeshSpec(*map(int, words)), "--mesh"
+    sizes = dataclasses.astuple(own)
+    if mesh == "file" or FILL in sizes or math.prod(sizes) == topology.cores:
         return own, "of the gin file"
-    rest, left = divmod(topology.cores, max(own.model, 1))
+    rest, left = divmod(topology.cores, own.model)
     if left:
         raise SettingError(
             f"model={own.model} does not divide the {topology.cores} cores of {topology.name}.",
             settings=("mesh.model",),
+            hint="Set a divisor, or sizes of all axes by --mesh.",
         )
-    experts = [
-        block.ffn.num_experts
-        for stack in experiment.model.stacks.values()
-        for block in stack.pattern
-        if hasattr(block.ffn, "num_experts")
-    ]
+    model = experiment.model
+    experts = [layer.num_experts for stack in model.stacks for _, layer in moe_layers(model, stack)]
     expert = math.gcd(rest, *experts) if experts else 1
-    why = f"chosen: the gin file's {own.data} x {own.expert} x {own.model} is another size"
-    return MeshSpec(rest // expert, expert, max(own.model, 1)), why
+    why = f"chosen: the gin file's {label(own)} is another size"
+    return MeshSpec(rest // expert, expert, own.model), why

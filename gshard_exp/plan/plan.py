@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gshard_exp.plan import parts
@@ -12,6 +12,7 @@ from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
 from gshard_exp.plan.schedule import largest_results
 from gshard_exp.plan.topology import Topology, parse_topology
 from gshard_exp.sharding import hlo
+from gshard_exp.sharding.tables import columns
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.flops import useful_flops
 from gshard_exp.train.parameters import parameters, totals
@@ -139,7 +140,7 @@ def make_plan(
         topology=topology,
         layout=layout,
         params=totals(parameters(model)),
-        memory=_memory(program, topology),
+        memory=_memory(program, topology, experiment.gradient_dtype),
         useful_flops=sum(useful.values()) / topology.cores,
         source_tokens=experiment.batch_size * experiment.lengths["inputs"],
         tokens=tokens,
@@ -150,12 +151,14 @@ def make_plan(
     )
 
 
-def _memory(program: Program, topology: Topology) -> dict[str, int | None]:
+def _memory(program: Program, topology: Topology, gradient_dtype: str) -> dict[str, int | None]:
     """Split the memory of a core.
 
     Parameters and optimizer state are known exactly. Gradients: all of them are alive at the end of
     the backward pass, since a step whose gradient is not finite changes nothing; they are counted
-    as float32 of the parameters' size, and activations are what is then left of the peak.
+    by the parameters' size, and activations are what is then left of the peak (among them copies of
+    weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
+    start of the backward pass, the two together are right and each alone is not.
     """
     state = program.state_bytes
     sizes = program.memory_bytes
@@ -168,7 +171,8 @@ def _memory(program: Program, topology: Topology) -> dict[str, int | None]:
     # XLA on CPU knows no peak: all that it allocates counts.
     allocated = sizes["argument"] + sizes["temp"] + other
     total = allocated if topology.chip is None else sizes["peak"]
-    gradients = min(state["parameters"], max(0, total - held - other))
+    whole = state["parameters"] // (1 if gradient_dtype == "float32" else 2)
+    gradients = min(whole, max(0, total - held - other))
     return {
         **state,
         "gradients": gradients,
@@ -195,11 +199,15 @@ def _advice(experiment: Experiment, program: Program) -> str:
     module = seq2seq_model(experiment).module
     stacks = (module.encoder, module.decoder)
     tries = []
-    if any(stack.remat != "full" for stack in stacks):
+    if any(stack.remat in ("none", "dots") for stack in stacks):
+        tries.append('keep less for the backward pass: --gin.REMAT_POLICY="products", or "full"')
+    elif any(stack.remat != "full" for stack in stacks):
         tries.append('recompute activations: --gin.REMAT_POLICY="full"')
     tries.append(f"compute a batch in parts: --gin.NUM_MICROBATCHES={2 * experiment.microbatches}")
     if module.dtype == "float32":
         tries.append('halve activations: --gin.ACTIVATION_DTYPE="bfloat16"')
+    if experiment.gradient_dtype == "float32":
+        tries.append('halve gradients: --gin.GRADIENT_DTYPE="bfloat16"')
     tries.append("split the optimizer's state: gin/sharding/zero1.gin with --mesh")
     return "; ".join(tries)
 
@@ -208,6 +216,13 @@ def describe(plan: Plan) -> str:
     """Lay a plan out for a person."""
     data = plan.to_json()
     lines = [f"{plan.name} on {plan.topology.name}: {plan.topology.cores} cores, {plan.layout}"]
+    chip = plan.topology.chip
+    if chip is not None:
+        lines.append(
+            f"  a chip: {chip.devices} cores, {chip.peak_flops / 1e12:.4g} TFLOP/s, "
+            f"{_size(chip.hbm_bytes)} at {_size(round(chip.hbm_bandwidth))}/s, links of "
+            f"{_size(round(chip.link_bandwidth))}/s ({chip.source})"
+        )
     memory = ", ".join(f"{k} {_size(v)}" for k, v in plan.memory.items() if v is not None)
     lines.append(f"  memory of a core: {memory}")
     if plan.program.error:
@@ -256,31 +271,28 @@ def _times(data: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def table(plans: list[Plan]) -> str:
+def table(plans: Sequence[Plan]) -> str:
     """Lay several plans out as rows."""
-    heads: tuple[str, ...] = ("experiment", "machine", "params", "fits", "memory", "step s")
-    heads = (*heads, "steps/s", "MFU", "compile")
-    rows: list[tuple[str, ...]] = [heads]
-    for plan in plans:
-        data = plan.to_json()
-        known = lambda key, form: "-" if data[key] is None else form.format(data[key])  # noqa: B023, E731
-        rows.append(
-            (
-                plan.name,
-                plan.topology.name,
-                f"{plan.params[0] / 1e9:.4g}B",
-                {True: "yes", False: "NO", None: "-"}[plan.fits],
-                _size(plan.memory["total"]),
-                known("step_seconds", "{:.3f}"),
-                known("steps_per_second", "{:.3g}"),
-                known("mfu", "{:.1%}"),
-                f"{plan.program.compile_seconds:.0f} s",
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(heads))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
+    heads = ("experiment", "machine", "params", "fits", "memory", "step s", "steps/s", "MFU")
+    return "\n".join(columns((*heads, "compile"), [_row(plan) for plan in plans]))
+
+
+def _row(plan: Plan) -> tuple[str, ...]:
+    data = plan.to_json()
+
+    def known(key: str, form: str) -> str:
+        return "-" if data[key] is None else form.format(data[key])
+
+    return (
+        plan.name,
+        plan.topology.name,
+        f"{plan.params[0] / 1e9:.4g}B",
+        {True: "yes", False: "NO", None: "-"}[plan.fits],
+        _size(plan.memory["total"]),
+        known("step_seconds", "{:.3f}"),
+        known("steps_per_second", "{:.3g}"),
+        known("mfu", "{:.1%}"),
+        f"{plan.program.compile_seconds:.0f} s",
     )
 
 

@@ -7,111 +7,116 @@ of dispatch.
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gshard_exp.errors import SettingError
-from gshard_exp.model.transformer import REMAT_POLICIES, Stack
-from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
-from gshard_exp.moe.layer import MoeLayer
-from gshard_exp.plan.compile import seq2seq_model
-from gshard_exp.plan.plan import Plan
-from gshard_exp.plan.topology import Topology
-from gshard_exp.sharding.mesh import MeshSpec
-from gshard_exp.train.experiment import Experiment, check_without_devices
+from gshard_exp.model.contract import moe_layers
+from gshard_exp.model.transformer import REMAT_POLICIES
+from gshard_exp.plan.plan import Plan, table
+from gshard_exp.train.experiment import Experiment
+from gshard_exp.train.invariance import Way, carried_out, dispatches
+from gshard_exp.train.layouts import factorisations, label, reason_against
 
 WIDEST_MODEL = 8  # ways to split heads and hidden widths; links are slow beside that
+# Experts over all cores that divide them, over half or a quarter of these, or not split.
+_NARROWER = (1, 2, 4)
 Candidate = tuple[str, Experiment]
 Try = Callable[[str, Experiment], Plan]
 
 
-def search(experiment: Experiment, topology: Topology, attempt: Try) -> list[Plan]:
-    """Try candidates, and return their plans, the fastest that fits first.
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What became of a candidate.
+
+    Attributes:
+        name: what it changes.
+        plan: None if it could not be compiled.
+        reason: why not; else empty.
+    """
+
+    name: str
+    plan: Plan | None
+    reason: str = ""
+
+
+def search(experiment: Experiment, attempt: Try) -> list[Found]:
+    """Try candidates; one that cannot be compiled ends nothing.
 
     Args:
         experiment: with a mesh that has the machine's cores.
-        topology: the machine.
         attempt: compiles a named experiment.
+
+    Returns:
+        The fastest that fits first, those that could not be compiled last.
     """
-    tried: list[tuple[Plan, str, Experiment]] = []
-    best, label = experiment, ""
+    tried: list[tuple[Found, Experiment]] = []
+    name, best = "", experiment
     for choices in (_meshes, _dispatches, _remats):
-        for name, candidate in choices(best, topology):
-            whole = f"{label} {name}".strip()
-            tried.append((attempt(whole, candidate), whole, candidate))
+        for change, candidate in choices(best):
+            found = _tried(f"{name} {change}".strip(), candidate, attempt)
+            tried.append((found, candidate))
         # Of equal ranks (nothing fits) the first, which is nearest to what was asked.
-        _, label, best = min(tried, key=lambda one: rank(one[0]))
-    return sorted((plan for plan, _, _ in tried), key=rank)
+        chosen, best = min(tried, key=lambda one: rank(one[0]))
+        name = chosen.name
+    return sorted((found for found, _ in tried), key=rank)
 
 
-def rank(plan: Plan) -> tuple[bool, float]:
+def rank(found: Found) -> tuple[int, float]:
     """Order plans: those that fit first, by time (on CPU, where no time is known, by memory)."""
+    plan = found.plan
+    if plan is None:
+        return 2, 0.0
     spent = plan.step_seconds
-    return (plan.fits is False, spent if spent is not None else float(plan.memory["total"] or 0))
+    by = spent if spent is not None else float(plan.memory["total"] or 0)
+    return int(plan.fits is False), by
 
 
-def _meshes(experiment: Experiment, topology: Topology) -> Iterator[Candidate]:
-    """Yield every factorisation that parameters, batch and groups divide over."""
-    cores = topology.cores
+def _tried(name: str, candidate: Experiment, attempt: Try) -> Found:
+    try:
+        return Found(name, attempt(name, candidate))
+    except SettingError as error:  # of what only tracing meets
+        return Found(name, None, error.problem)
+    except RuntimeError as error:  # the compiler's
+        return Found(name, None, str(error).splitlines()[0])
+
+
+def _meshes(experiment: Experiment) -> Iterator[Candidate]:
+    """Yield the experiment's own mesh, and others that parameters, batch and groups lie on."""
     own = experiment.mesh
-    experts = math.gcd(cores, *(layer.num_experts for layer in _layers(experiment)))
-    found = [own]
-    for model in range(1, WIDEST_MODEL + 1):
-        for expert in (experts, experts // 2, experts // 4, 1):
-            if expert and cores % (model * expert) == 0:
-                found.append(MeshSpec(cores // (model * expert), expert, model))
-    for spec in dict.fromkeys(found):
-        candidate = dataclasses.replace(experiment, mesh=spec)
-        try:
-            check_without_devices(candidate)
-        except SettingError:
-            continue  # it does not divide
-        yield f"mesh {spec.data}x{spec.expert}x{spec.model}", candidate
+    yield f"mesh {label(own)}", experiment
+    model = experiment.model
+    experts = [layer.num_experts for stack in model.stacks for _, layer in moe_layers(model, stack)]
+    widest = math.gcd(own.count, *experts) if experts else 1
+    expert = {widest // narrower for narrower in _NARROWER} | {1}
+    for mesh in factorisations(own.count):
+        if mesh == own or mesh.model > WIDEST_MODEL or mesh.expert not in expert:
+            continue
+        if not reason_against(experiment, mesh):
+            yield f"mesh {label(mesh)}", dataclasses.replace(experiment, mesh=mesh)
 
 
-def _dispatches(experiment: Experiment, topology: Topology) -> Iterator[Candidate]:
-    del topology
-    layers = list(_layers(experiment))
-    for dispatch in (EinsumDispatch(), ScatterDispatch()):
-        if layers and any(layer.dispatch != dispatch for layer in layers):
-            name = type(dispatch).__name__
-
-            def change(stack: Stack, dispatch=dispatch) -> Stack:
-                blocks = (
-                    block.clone(ffn=block.ffn.clone(dispatch=dispatch))
-                    if isinstance(block.ffn, MoeLayer)
-                    else block
-                    for block in stack.pattern
-                )
-                return stack.clone(pattern=tuple(blocks))
-
-            yield name, _with_stacks(experiment, change)
+def _dispatches(experiment: Experiment) -> Iterator[Candidate]:
+    model = experiment.model
+    own = {layer.dispatch for stack in model.stacks for _, layer in moe_layers(model, stack)}
+    for dispatch in dispatches(model):
+        if own != {dispatch}:
+            yield type(dispatch).__name__, _by(experiment, Way(experiment.mesh, dispatch))
 
 
-def _remats(experiment: Experiment, topology: Topology) -> Iterator[Candidate]:
-    del topology
+def _remats(experiment: Experiment) -> Iterator[Candidate]:
+    own = {stack.remat for stack in experiment.model.stacks.values()}
     for policy in REMAT_POLICIES:
-        if any(stack.remat != policy for stack in _stacks(experiment)):
-
-            def change(stack: Stack, policy: str = policy) -> Stack:
-                return stack.clone(remat=policy)
-
-            yield f"remat {policy}", _with_stacks(experiment, change)
+        if own != {policy}:
+            yield f"remat {policy}", _by(experiment, Way(experiment.mesh, remat=policy))
 
 
-def _stacks(experiment: Experiment) -> tuple[Stack, Stack]:
-    module = seq2seq_model(experiment).module
-    return module.encoder, module.decoder
+def _by(experiment: Experiment, way: Way) -> Experiment:
+    return dataclasses.replace(experiment, model=carried_out(experiment.model, way))
 
 
-def _layers(experiment: Experiment) -> Iterator[MoeLayer]:
-    for stack in _stacks(experiment):
-        for block in stack.pattern:
-            if isinstance(block.ffn, MoeLayer):
-                yield block.ffn
-
-
-def _with_stacks(experiment: Experiment, change: Callable[[Stack], Stack]) -> Experiment:
-    model = seq2seq_model(experiment)
-    module = model.module
-    changed = module.clone(encoder=change(module.encoder), decoder=change(module.decoder))
-    return dataclasses.replace(experiment, model=dataclasses.replace(model, module=changed))
+def summary(found: Sequence[Found]) -> str:
+    """Lay what was found out as a table, and after it what could not be compiled and why."""
+    refused = [one for one in found if one.plan is None]
+    lines = [table([one.plan for one in found if one.plan is not None])]
+    lines += [f"not compiled  {one.name}: {one.reason}" for one in refused]
+    return "\n".join(lines)

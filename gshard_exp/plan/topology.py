@@ -28,7 +28,6 @@ class Chip:
             default, in one pass).
         hbm_bytes: memory.
         hbm_bandwidth: bytes a second.
-        links: connections to neighbours, two for each axis of the torus.
         link_bandwidth: bytes a second over one link in one direction.
         clock: Hz, of the cycles that the compiler estimates.
         devices: JAX devices (cores) on a chip, as libtpu describes it.
@@ -38,7 +37,6 @@ class Chip:
     peak_flops: float
     hbm_bytes: int
     hbm_bandwidth: float
-    links: int
     link_bandwidth: float
     clock: float
     devices: int
@@ -53,12 +51,12 @@ _CLOUD = "Google Cloud documentation, system architecture of "
 # v6e are not published. Those of v5e and v5p are the peak over the operations of a cycle: 2 x 128 x
 # 128 in each of 4 and 8 matrix units (Cloud documentation). v6e's is a guess, that of v5p.
 CHIPS = {
-    "v2": Chip(46e12, 16 * _GIB, 700e9, 4, 496e9 / 8, 700e6, 2, _CACM),
-    "v3": Chip(123e12, 32 * _GIB, 900e9, 4, 70e9, 940e6, 2, _CACM + "; links: " + _V4),
-    "v4": Chip(275e12, 32 * _GIB, 1200e9, 6, 50e9, 1050e6, 2, _V4),
-    "v5e": Chip(197e12, 16 * _GIB, 819e9, 4, 1600e9 / 8 / 4, 1500e6, 1, _CLOUD + "v5e"),
-    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 6, 4800e9 / 8 / 6, 1750e6, 1, _CLOUD + "v5p"),
-    "v6e": Chip(918e12, 32 * _GIB, 1640e9, 4, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e"),
+    "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _CACM),
+    "v3": Chip(123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _CACM + "; links: " + _V4),
+    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _V4),
+    "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _CLOUD + "v5e"),
+    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _CLOUD + "v5p"),
+    "v6e": Chip(918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e"),
 }
 
 
@@ -151,8 +149,10 @@ def _described(name: str) -> Sequence[jax.Device]:
     os.environ.update(TPU_SKIP_MDS_QUERY="1", ALLOW_MULTIPLE_LIBTPU_LOAD="1")
     from jax.experimental import topologies
 
+    # The two cores of a v4 chip work as one device; JAX arranges no mesh of them apart.
+    options = {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
     try:
-        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        return topologies.get_topology_desc(platform="tpu", topology_name=name, **options).devices
     except jax.errors.JaxRuntimeError as error:
         raise SettingError(
             f"libtpu does not take --topology={name}: {str(error).splitlines()[0]}.",

@@ -61,7 +61,7 @@ class MeshSpec:
         """
         if devices is None:
             devices = self._local_devices()
-        sizes = self._filled(len(devices))
+        sizes = dataclasses.astuple(self.filled(len(devices)))
         count = math.prod(sizes)
         if count > len(devices):
             raise SettingError(
@@ -103,7 +103,12 @@ class MeshSpec:
             raise SettingError(f"{jax.process_count()} processes: a run is one process for now.")
         return jax.devices()
 
-    def _filled(self, num_devices: int) -> tuple[int, int, int]:
+    def filled(self, num_devices: int) -> "MeshSpec":
+        """Return the sizes on so many devices, with a number in place of -1.
+
+        Raises:
+            SettingError: the other sizes do not divide the devices.
+        """
         sizes = [self.data, self.expert, self.model]
         if FILL in sizes:
             rest = math.prod(n for n in sizes if n != FILL)
@@ -115,7 +120,7 @@ class MeshSpec:
                     settings=("data", "expert", "model"),
                 )
             sizes[sizes.index(FILL)] = num_devices // rest
-        return sizes[0], sizes[1], sizes[2]
+        return MeshSpec(*sizes)
 
 
 def simulated_devices(count: int) -> Sequence[jax.Device]:

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from gshard_exp import axes
 from gshard_exp.data.batches import DataSource
-from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.errors import SettingError, require_at_least, require_one_of
 from gshard_exp.model.contract import Model, Params, abstract_batch, moe_layers
 from gshard_exp.model.incremental import Search
 from gshard_exp.moe.layer import check_groups
@@ -85,6 +85,8 @@ class Experiment:
         checkpoints: when to save, what to keep.
         evaluators: run in their order when due, at the end, and (`at_start`) before the first step.
         microbatches: parts in which a batch is computed; the result is the same.
+        gradient_dtype: `float32`, or `bfloat16` for the matrices of the stacks, whose gradients
+            then take half the memory; see `train.step.rounded`. Not in the paper.
         seed: of parameters, dropout and routing (the data has its own).
         log_every_steps: steps between lines of metrics.
         nonfinite: what to do about a loss that is not finite.
@@ -103,6 +105,7 @@ class Experiment:
     mesh: MeshSpec = MeshSpec()
     evaluators: tuple[Evaluator, ...] = ()
     microbatches: int = 1
+    gradient_dtype: str = "float32"
     seed: int = 0
     log_every_steps: int = 50
     nonfinite: NonFinite = NonFinite()
@@ -110,6 +113,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "batch_size", "train_steps", "microbatches", "log_every_steps")
+        require_one_of(self, ("float32", "bfloat16"), "gradient_dtype")
         if "://" in self.model_dir:
             raise SettingError(
                 f"model_dir={self.model_dir!r} is no folder of this machine: runs write to local "
@@ -126,14 +130,20 @@ class Experiment:
             )
 
 
-def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
+def plan_experiment(
+    experiment: Experiment, devices: Sequence[jax.Device] | None = None
+) -> tuple[StatePlan, StepFunction]:
     """Build the mesh, work out the train state on it and trace the step, compiling nothing.
+
+    Args:
+        experiment: the assembled tree.
+        devices: those of the mesh, for instance of a described topology; default: this process's.
 
     Raises:
         SettingError: something does not fit; its settings are paths from the experiment.
     """
     with _blaming("mesh"):
-        mesh = experiment.mesh.build()
+        mesh = experiment.mesh.build(devices)
     check_layout(experiment, mesh)
     return _plan_on(experiment, mesh)
 
@@ -141,7 +151,9 @@ def plan_experiment(experiment: Experiment) -> tuple[StatePlan, StepFunction]:
 def _plan_on(experiment: Experiment, mesh: Mesh | AbstractMesh) -> tuple[StatePlan, StepFunction]:
     with _blaming("rules"):
         plan = plan_state(experiment.model, experiment.optimizer, mesh, experiment.rules)
-        step = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
+        step = partitioned_train_step(
+            plan, experiment.rules, experiment.microbatches, experiment.gradient_dtype
+        )
         # Tracing meets every constraint on an activation.
         jax.eval_shape(step, plan.abstract, batch_on(experiment, mesh))
     return plan, step

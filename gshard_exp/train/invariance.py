@@ -119,13 +119,11 @@ def ways(experiment: Experiment, devices: int) -> Iterator[Way]:
     That one, of those that the experiment can lie on, splits over the most axes. A model without
     sparse layers of limited capacity has no choice of a dispatch method.
     """
-    model = experiment.model
-    sparse = [layer for stack in model.stacks for _, layer in moe_layers(model, stack)]
-    limited = any(layer.train_capacity_factor is not None for layer in sparse)
+    methods = dispatches(experiment.model)
     meshes = factorisations(devices)
     fitting = [mesh for mesh in meshes if not reason_against(experiment, mesh)]
     for mesh in meshes:
-        for dispatch in DISPATCHES if limited and mesh in fitting else (None,):
+        for dispatch in methods if methods and mesh in fitting else (None,):
             yield Way(mesh, dispatch)
     if fitting:
         mesh = max(fitting, key=lambda mesh: sum(n > 1 for n in dataclasses.astuple(mesh)))
@@ -133,6 +131,13 @@ def ways(experiment: Experiment, devices: int) -> Iterator[Way]:
         yield Way(mesh, loop=True)
         yield Way(mesh, remat="none")
         yield Way(mesh, remat="full")
+
+
+def dispatches(model: Model) -> tuple[Dispatch, ...]:
+    """List the methods of dispatch that a model has the choice of; dropless layers have one."""
+    sparse = [layer for stack in model.stacks for _, layer in moe_layers(model, stack)]
+    limited = any(layer.train_capacity_factor is not None for layer in sparse)
+    return DISPATCHES if limited else ()
 
 
 def compare(
@@ -214,7 +219,9 @@ class OneDevice:
         entries = model.batch_entries(experiment.batch_size, experiment.lengths)
         names = {key: entry.names for key, entry in entries.items()}
         batch = to_mesh(self._batch, mesh, experiment.rules, names)
-        step: Any = partitioned_train_step(plan, experiment.rules, experiment.microbatches)
+        step: Any = partitioned_train_step(
+            plan, experiment.rules, experiment.microbatches, experiment.gradient_dtype
+        )
         state = jax.device_put(self._begin, plan.shardings)
         compiled = step.lower(state, batch).compile(quick_compilation())
         state, metrics = jax.device_get(compiled(state, batch))

@@ -1,25 +1,42 @@
 """The train step: a pure function from (state, batch) to (state, metrics)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 import optax
 
-from gshard_exp.model.contract import Batch, Model
+from gshard_exp import axes
+from gshard_exp.model.contract import Batch, Model, Params
 from gshard_exp.sharding.annotate import partitioning
-from gshard_exp.sharding.rules import Rules
+from gshard_exp.sharding.rules import Names, Rules
 from gshard_exp.train.state import StatePlan, TrainState
 
 StepFunction = Callable[[TrainState, Batch], tuple[TrainState, dict]]
 
 
-def partitioned_train_step(plan: StatePlan, rules: Rules, microbatches: int = 1) -> StepFunction:
-    """Return `train_step` compiled for a mesh; it donates the state that it is given."""
+def partitioned_train_step(
+    plan: StatePlan, rules: Rules, microbatches: int = 1, gradient_dtype: str = "float32"
+) -> StepFunction:
+    """Return `train_step` compiled for a mesh; it donates the state that it is given.
+
+    Args:
+        plan: of the state.
+        rules: logical axis -> mesh axis.
+        microbatches: parts of the batch that are computed in turn.
+        gradient_dtype: of the gradients of the stacks' matrices, see `rounded`.
+    """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, dict]:
         with partitioning(plan.mesh, rules):
-            return train_step(state, batch, model=plan.model, tx=plan.tx, microbatches=microbatches)
+            return train_step(
+                state,
+                batch,
+                model=plan.model,
+                tx=plan.tx,
+                microbatches=microbatches,
+                differentiated=lambda params: rounded(params, plan.names, gradient_dtype),
+            )
 
     return jax.jit(step, donate_argnums=0, out_shardings=(plan.shardings, None))
 
@@ -31,6 +48,7 @@ def train_step(
     model: Model,
     tx: optax.GradientTransformation,
     microbatches: int = 1,
+    differentiated: Callable[[Params], Params] = lambda params: params,
 ) -> tuple[TrainState, dict]:
     """Take one optimizer step.
 
@@ -45,6 +63,7 @@ def train_step(
         microbatches: parts of the batch that are computed in turn. The result is that of the whole
             batch up to rounding: losses are divided by the whole batch's weights, and random
             numbers belong to rows.
+        differentiated: what of the parameters the gradient is taken of: `rounded`.
 
     Returns:
         The next state, and metrics: sums over target tokens, means, router health by layer, and
@@ -60,7 +79,10 @@ def train_step(
             params, part, key=key, total_weight=total_weight, share=1.0 / microbatches
         )
 
-    gradient = jax.value_and_grad(loss, has_aux=True)
+    def gradient(params, part):
+        found, grads = jax.value_and_grad(loss, has_aux=True)(differentiated(params), part)
+        return found, jax.tree.map(lambda grad, param: grad.astype(param.dtype), grads, params)
+
     (loss_value, metrics), grads = accumulate(gradient, state.params, batch, microbatches)
 
     grad_norm = optax.tree.norm(grads)
@@ -83,6 +105,24 @@ def train_step(
         "updates": state.updates,
         "skipped": next_state.skipped,
     }
+
+
+def rounded(params: Params, names: Mapping[str, Names], dtype: str) -> Params:
+    """Round the matrices of the stacks, so that their gradients have that dtype too.
+
+    A model whose activations are bfloat16 multiplies these rounded in any case. All gradients are
+    alive at the end of the backward pass: in bfloat16 they take half the memory, and half the bytes
+    of their sums over devices. Routers and gains, which compute in float32, and embeddings stay.
+    """
+
+    def is_matrix(names: Names) -> bool:
+        return names[:1] == (axes.LAYERS,) and len(names) > 2 and axes.ROUTER_EXPERT not in names
+
+    return jax.tree.map(
+        lambda param, names: param.astype(dtype) if is_matrix(tuple(names)) else param,
+        params,
+        names,
+    )
 
 
 def accumulate(gradient, params, batch: Batch, microbatches: int):

@@ -1,0 +1,90 @@
+"""Plans by the TPU compiler itself, for the smallest machines; skipped where libtpu is missing."""
+
+import importlib.util
+import json
+
+import planned
+import pytest
+import tiny_run
+
+from gshard_exp.errors import SettingError
+from gshard_exp.plan import search
+from gshard_exp.plan.compile import compile_here, fit_to
+from gshard_exp.plan.plan import make_plan
+from gshard_exp.plan.topology import parse_topology
+from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.train import invariance
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu (pip install libtpu)"
+)
+V3 = "--topology=v3:2x2"
+# One block a stack: little to compile.
+SMALL = [f"--gin.{binding}" for binding in (*tiny_run.SMALL[:4], "GROUP_SIZE=8")]
+
+
+def plan(command, out, *flags, small=SMALL):
+    status, printed, error = command(
+        "plan", f"--gin_file={tiny_run.TINY}", V3, f"--json={out}", *small, *flags
+    )
+    assert status == 0, error
+    return json.loads(out.read_text()), printed
+
+
+def test_the_verb_plans_a_step_for_a_machine_that_is_not_there(command, tmp_path):
+    ((data,), printed) = plan(command, tmp_path / "plan.json")
+    assert data["fits"] is True
+    assert data["cores"] == 8
+    assert data["unknown_loops"] == []
+    assert data["flops_per_core"]["useful"] > 0
+    assert data["step_seconds"] > 0
+    assert 0 < data["roofline_share"] <= 1
+    assert {row["kind"] for row in data["collectives"]} >= {"all-to-all", "all-reduce"}
+    assert data["breakdown_seconds"]["MoE FFN"].keys() >= {"forward", "backward"}
+    assert data["versions"]["libtpu"]
+    assert "CACM" in printed  # the source of the chip's figures
+
+
+def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, tmp_path):
+    # 2^7 x 2^22 parameters in each of two matrices and two stacks are 8 GiB, and as much gradients.
+    out = tmp_path / "plan.json"
+    dense = [flag.replace("@sparse/", "@dense/") for flag in SMALL if "GROUP" not in flag]
+    sizes = (f"--gin.MLP_DIM={2**22}", "--gin.EMBED_DIM=128")
+    ((data,), printed) = plan(command, out, *dense, *sizes, small=())
+    assert data["fits"] is False
+    assert data["step_seconds"] is None
+    assert data["memory_bytes"]["total"] > 15 * 2**30
+    largest = data["largest_buffers"][0]
+    assert largest["bytes"] >= 2**31
+    assert str(2**22) in largest["shape"]
+    assert "ffn" in largest["op_name"]
+    assert "DOES NOT FIT" in printed
+    assert data["advice"] in printed
+
+
+def test_the_search_ranks_real_plans(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(search, "WIDEST_MODEL", 1)
+    monkeypatch.setattr(search, "_NARROWER", (1,))
+    monkeypatch.setattr(search, "REMAT_POLICIES", {"none": None, "full": None})
+    monkeypatch.setattr(search, "dispatches", lambda model: invariance.DISPATCHES[:2])
+    plans, printed = plan(command, tmp_path / "plan.json", "--search")
+    ranked = printed.split("ranked by predicted time:\n")[1].splitlines()[1:]
+    assert len(ranked) == len(plans) >= 4
+    by_time = [plan["name"] for plan in sorted(plans, key=lambda plan: plan["step_seconds"])]
+    assert [line.split("  ")[0] for line in ranked] == by_time
+    assert {plan["fits"] for plan in plans} == {True}
+
+
+def test_a_shape_that_libtpu_does_not_take_is_one_clear_error():
+    experiment = planned.experiment(mesh=MeshSpec(data=98))
+    with pytest.raises(SettingError, match="libtpu does not take --topology=v3:7x7"):
+        compile_here(experiment, parse_topology("v3:7x7"))
+
+
+@pytest.mark.parametrize("name", ["v2:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
+def test_every_generation_takes_a_step(name):
+    topology = parse_topology(name)
+    fitted, _ = fit_to(planned.small(), topology)
+    data = make_plan("tiny", fitted, compile_here(fitted, topology), "").to_json()
+    assert data["fits"] is True
+    assert data["step_seconds"] > 0
