@@ -1,5 +1,7 @@
 """Freed memory of a step is there for the next one."""
 
+import importlib.util
+import os
 import subprocess
 import sys
 
@@ -31,3 +33,18 @@ def _faults(what: str) -> int:
 def test_memory_that_was_freed_costs_no_page_faults_again():
     assert _faults("drop") > 100  # huge pages, where the kernel gives them: 128 of 2 MiB
     assert _faults("keep") < 10
+
+
+def test_a_compiler_for_tpus_without_a_tpu_leaves_the_cpu_in_peace(tmp_path):
+    """Libtpu may be there for plans; JAX would try to start a TPU, and say that there is none."""
+    if importlib.util.find_spec("libtpu") is None:
+        (tmp_path / "libtpu").mkdir()
+        module = "def get_library_path():\n    return 'libtpu.so'\n"  # all that JAX asks for
+        (tmp_path / "libtpu" / "__init__.py").write_text(module)
+    code = "from gshard_exp.sharding.mesh import MeshSpec; print(MeshSpec(2).build().devices.size)"
+    environment = {key: value for key, value in os.environ.items() if key != "JAX_PLATFORMS"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.getcwd()])
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "2\n", "")

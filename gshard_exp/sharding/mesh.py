@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -17,6 +18,7 @@ from gshard_exp.errors import SettingError
 from gshard_exp.sharding.host_memory import keep_freed_memory
 
 FILL = -1
+_GOOGLE = "0x1ae0"  # on the PCI bus
 logger = logging.getLogger(__name__)
 
 
@@ -96,6 +98,7 @@ class MeshSpec:
         sizes = (self.data, self.expert, self.model)
         if FILL not in sizes:
             simulate_cpu_devices(math.prod(sizes))
+        _leave_out_absent_tpu()
         if _computes_on_cpu():
             keep_freed_memory()
         # Not before the lines above: the question starts JAX, and with it its threads.
@@ -134,6 +137,21 @@ def simulated_devices(count: int) -> Sequence[jax.Device]:
     if len(devices) < count:
         raise SettingError(f"JAX runs with {len(devices)} CPU devices; {count} are asked for.")
     return devices[:count]
+
+
+def _leave_out_absent_tpu() -> None:
+    """Keep JAX from starting a TPU where only its compiler is installed (`plan` needs it).
+
+    It would fail, say so in several lines, and take a second.
+    """
+    if jax.config.jax_platforms or importlib.util.find_spec("libtpu") is None:
+        return
+    # Chips up to v4 are /dev/accel0, ..., later ones /dev/vfio/0, ...; on the bus all are Google's.
+    chips = [*Path("/dev").glob("accel[0-9]*"), *Path("/dev/vfio").glob("[0-9]*")]
+    vendors = {path.read_text().strip() for path in Path("/sys/bus/pci/devices").glob("*/vendor")}
+    others = importlib.metadata.entry_points(group="jax_plugins")
+    if not chips and _GOOGLE not in vendors and not others:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def _computes_on_cpu() -> bool:
