@@ -155,9 +155,16 @@ def as_if_installed(monkeypatch):
     monkeypatch.setattr(run, "require_t5x", lambda: None)
 
 
-def test_a_policy_that_t5x_has_not_is_refused(tmp_path, as_if_installed):
-    tree = tiny_run.experiment(tmp_path, "MAX_SKIPPED_STEPS=3")
-    with pytest.raises(SettingError, match="max_skipped=3: t5x's loop does not count"):
+@pytest.mark.parametrize(
+    ("binding", "said"),
+    [
+        ("MAX_SKIPPED_STEPS=3", "max_skipped=3: t5x's loop does not count"),
+        ("GRADIENT_DTYPE='bfloat16'", "gradient_dtype='bfloat16': t5x's step takes"),
+    ],
+)
+def test_a_policy_that_t5x_has_not_is_refused(tmp_path, as_if_installed, binding, said):
+    tree = tiny_run.experiment(tmp_path, binding)
+    with pytest.raises(SettingError, match=said):
         run.train(tree)
 
 

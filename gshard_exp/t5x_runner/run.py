@@ -77,3 +77,9 @@ def _refuse_what_t5x_cannot(experiment: Experiment) -> None:
             settings=("nonfinite.max_skipped",),
             hint="Set it to 0, or train with our own runner.",
         )
+    if experiment.gradient_dtype != "float32":
+        raise SettingError(
+            f"gradient_dtype={experiment.gradient_dtype!r}: t5x's step takes gradients in float32.",
+            settings=("gradient_dtype",),
+            hint="Set it to float32, or train with our own runner.",
+        )
