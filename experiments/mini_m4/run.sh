@@ -10,10 +10,14 @@ if [ $# = 1 ]; then
     RUNS=runs/mini_m4_tsv
     corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
 fi
+# A language that the corpus lacks, or a point that fails, does not stop the rest.
+status=0
 for part in bilingual grid; do
     sweep=(experiments/mini_m4/sweeps/$part.gin "--gin.SWEEP_DIR=$RUNS/$part" "${corpus[@]}")
-    gshard-exp sweep run "${sweep[@]}"
+    gshard-exp sweep run "${sweep[@]}" || status=$?
+    [ $status != 130 ] || exit 130  # stopped by Ctrl-C
 done
-gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json"
-gshard-exp sweep eval "$RUNS/grid"
+gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json" || status=$?
+gshard-exp sweep eval "$RUNS/grid" || status=$?
 gshard-exp report "$RUNS/grid" --baselines="$RUNS/baselines.json" --published
+exit $status
