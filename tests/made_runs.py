@@ -114,6 +114,7 @@ def scores(step, layers, experts):
     return {
         "step": step,
         "split": "test",
+        "max_examples": None,
         "search": {"method": "FlatBeamSearch", "beam_size": 4},
         "metrics": {"bleu": SIGNATURE},
         "languages": languages,

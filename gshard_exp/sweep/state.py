@@ -16,12 +16,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from gshard_exp.errors import STOPPED
 from gshard_exp.train.record import read_record
 
 DONE, RUNNING, FAILED = "done", "running", "failed"
 INTERRUPTED, NOT_STARTED = "interrupted", "not started"
 STATES = (DONE, RUNNING, FAILED, INTERRUPTED, NOT_STARTED)
-STOPPED = 130  # exit status of a run that was asked to stop
 _TAIL_BYTES = 1 << 18  # of a metrics file: more than its last line
 _TRIES, _PAUSE = 5, 0.1  # for a lock that somebody may only be looking at; seconds
 
