@@ -35,6 +35,9 @@ from gshard_exp.train.record import sizes
 
 TAIL = 15  # lines of a log that are shown of a run that failed
 _POLL = 0.2  # seconds
+# How a run is asked to stop. Not by SIGTERM: SLURM sends that to all processes of a job, those that
+# we started too, and another one from us would be their second, which kills them while they save.
+REQUEST = signal.SIGINT
 # What may change between two starts of a run without making it another experiment.
 FREE = re.compile(
     r"(model_dir|train_steps|mesh|checkpoints|evaluators|log_every_steps|search)\b|.*\.cache_dir$"
@@ -191,18 +194,14 @@ class Crew:
         self._asked += 1
 
     def _stop(self) -> None:
-        """Pass on what the user asked for since the last time.
-
-        Always as SIGINT. SLURM sends SIGTERM to all processes of a job, ours and those that we
-        started: another one from us would be their second, which kills them while they save.
-        """
+        """Pass on what the user asked for since the last time."""
         if self._told == self._asked:
             return
         self._told = self._asked
         self._waiting.clear()
         for child in self._running:
             if self._asked == 1:
-                child.process.send_signal(signal.SIGINT)
+                child.process.send_signal(REQUEST)
             else:
                 child.process.kill()
         if self._running and self._asked == 1:
