@@ -14,11 +14,9 @@ from gshard_exp.config import (
     binding_from_flag,
     operative_config,
 )
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import FAILED, STOPPED, WRONG_SETTING, SettingError
 from gshard_exp.t5x_runner import flags as runners
 
-# Exit statuses: 0 done, 1 the run failed, 2 a wrong setting, 130 stopped by the user.
-FAILED, WRONG_SETTING, STOPPED = 1, look.WRONG_SETTING, 130
 OFF = "off"
 _BUILDER = "a preset (moe_128e_12l) or module:function, with arguments as in 'base(x=1)'"
 QUICKSTART = "experiments/quickstart/quickstart.gin"

@@ -1,4 +1,4 @@
-"""The error that every room raises for a wrong setting, and checks that raise it.
+"""The error that every room raises for a wrong setting, checks that raise it, exit statuses.
 
 Imports nothing of ours.
 
@@ -7,6 +7,9 @@ knows who set them and adds `file.gin:14` before the user reads the message.
 """
 
 from collections.abc import Iterable
+
+# Exit statuses of the command line: the run failed, a wrong setting, stopped by the user.
+FAILED, WRONG_SETTING, STOPPED = 1, 2, 130
 
 
 class SettingError(ValueError):
@@ -34,6 +37,11 @@ class SettingError(ValueError):
     def __reduce__(self):
         # Python would pickle an exception with its text alone.
         return type(self), (self.problem, self.settings, self.hint)
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of what an error says that says anything; its type if none does."""
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def require_at_least(owner: object, minimum: float, *fields: str) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gshard_exp.config import ConfigError
+from gshard_exp.errors import WRONG_SETTING
 
 if TYPE_CHECKING:
     from gshard_exp.config import reading
 
 OUTPUT = "-"  # instead of the name of a file
-WRONG_SETTING = 2  # exit status
 
 
 def show_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -23,7 +23,7 @@ def show_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     subject = subject_of(arguments, bindings)
     if arguments.graph:
-        _write(show.drawn(subject), arguments.graph)
+        write(show.drawn(subject), arguments.graph)
     elif arguments.language:
         say(show.written_as(subject, arguments.language))
     else:
@@ -83,8 +83,9 @@ def audit_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     report = routing.audit_presets(arguments.preset or (), bindings, search_paths(arguments))
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    say(routing.table(report))
+        write(json.dumps(report, indent=2), arguments.json)
+    if arguments.json != OUTPUT:
+        say(routing.table(report))
     return 0
 
 
@@ -97,7 +98,7 @@ def collectives_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> 
         arguments.devices, arguments.sizes, runs=arguments.runs, plot=arguments.plot
     )
     if arguments.json:
-        _write(json.dumps(report, indent=2), arguments.json)
+        write(json.dumps(report, indent=2), arguments.json)
     else:
         say(primitives_report.table(report))
     return 0
@@ -139,12 +140,36 @@ def search_paths(arguments: argparse.Namespace) -> list[str]:
     return [path for path in arguments.gin_search_paths.split(",") if path]
 
 
-def _write(text: str, file: str) -> None:
+def write(text: str, file: str, *, quiet: bool = False) -> None:
+    """Write a text to a file, in a folder that is made if need be; or to the output, for "-".
+
+    Args:
+        text: without the last line's end.
+        file: its name, or "-".
+        quiet: do not say that it was written.
+    """
     if file == OUTPUT:
         say(text)
         return
+    make_folder_of(file)
     Path(file).write_text(f"{text}\n", encoding="utf-8")
-    say(f"wrote {file}")
+    if not quiet:
+        say(f"wrote {file}")
+
+
+def make_folder_of(file: str) -> None:
+    """Make the folder that a file will stand in: before the work whose result it is.
+
+    Raises:
+        ConfigError: it cannot be made.
+    """
+    try:
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The folder '{Path(file).parent}' cannot be made: {error.strerror}.",
+            at=[f"command line: {file}"],
+        ) from error
 
 
 def say(text: str) -> None:

@@ -6,12 +6,14 @@ import argparse
 import dataclasses
 import json
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gshard_exp.config import ConfigError
-from gshard_exp.look import experiments_of, say, search_paths
+from gshard_exp.errors import FAILED
+from gshard_exp.look import OUTPUT, experiments_of, make_folder_of, say, search_paths, write
 
 if TYPE_CHECKING:
     from gshard_exp.config.reading import Subject
@@ -51,14 +53,17 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--search", action="store_true", help="try meshes, dispatch and recomputation; rank them"
     )
-    verb.add_argument("--json", metavar="OUT", help="also write the plans to a file")
+    verb.add_argument(
+        "--json", metavar="OUT", help="also write the plans to a file, or - for the output"
+    )
     verb.add_argument("--hlo_dir", metavar="D", help="keep compiled modules there")
 
 
 def plan_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     """Compile each experiment for each machine and say what it takes.
 
-    A plan that does not fit is a result; the exit status is 0 all the same.
+    A plan that does not fit is a result, and the exit status is 0 all the same; it is 1 if the
+    compiler failed on a machine, which stops no other.
 
     Raises:
         ConfigError, SettingError: any mistake in files or flags, before the first compile.
@@ -67,22 +72,35 @@ def plan_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     from gshard_exp.plan.search import search, summary
 
     wanted = _wanted(arguments, bindings)
+    as_output = arguments.json == OUTPUT
+    # What is said goes where it is not mixed with JSON.
+    tell = _to_errors if as_output else say
+    if arguments.json:
+        make_folder_of(arguments.json)
     plans: list[Plan] = []
+    failed = 0
     for one in wanted:
 
         def attempt(change: str, candidate: Experiment, *, one: _Wanted = one) -> Plan:
-            plans.append(_plan(one, change, candidate, arguments))
-            _write(arguments.json, plans)  # after each: a call that is stopped keeps what it has
+            plans.append(_plan(one, change, candidate, arguments, tell))
+            if arguments.json and not as_output:  # each time: a call that is stopped keeps them
+                write(_as_json(plans), arguments.json, quiet=True)
             return plans[-1]
 
         with one.subject.assembled.explaining():
             if arguments.search:
-                say("ranked by predicted time:\n" + summary(search(one.experiment, attempt)))
-            else:
+                tell("ranked by predicted time:\n" + summary(search(one.experiment, attempt)))
+                continue
+            try:
                 attempt("", one.experiment)
-    if len(wanted) > 1:
-        say(table(plans))
-    return 0
+            except RuntimeError as error:  # the compiler's
+                failed += 1
+                _to_errors(f"error: {one.name} on {one.topology.name}: {str(error).strip()}")
+    if as_output:
+        say(_as_json(plans))
+    if len(wanted) > 1 and plans:
+        tell(table(plans))
+    return FAILED if failed else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,24 +149,31 @@ def _wanted(arguments: argparse.Namespace, bindings: Sequence[str]) -> list[_Wan
     return wanted
 
 
-def _plan(one: _Wanted, change: str, candidate: Experiment, arguments: argparse.Namespace) -> Plan:
+def _plan(
+    one: _Wanted,
+    change: str,
+    candidate: Experiment,
+    arguments: argparse.Namespace,
+    tell: Callable[[str], None],
+) -> Plan:
     """Compile a candidate, say what it takes and keep its module if that is asked for."""
     from gshard_exp.plan.compile import compile_step
     from gshard_exp.plan.plan import describe, make_plan
 
     name, layout = f"{one.name} {change}".strip(), change or one.layout
-    say(f"{name} on {one.topology.name}: {layout}")
-    program = compile_step(candidate, one.topology, say)
+    tell(f"{name} on {one.topology.name}: {layout}")
+    program = compile_step(candidate, one.topology, tell)
     if arguments.hlo_dir:
         file = re.sub(r"\W+", "_", f"{name} {one.topology.name}")
         program.save(Path(arguments.hlo_dir), file)
     made = make_plan(name, candidate, program, layout, int(arguments.tokens))
-    say(describe(made))
+    tell(describe(made))
     return made
 
 
-def _write(name: str | None, plans: Sequence[Plan]) -> None:
-    if name:
-        path = Path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps([plan.to_json() for plan in plans], indent=1) + "\n")
+def _as_json(plans: Sequence[Plan]) -> str:
+    return json.dumps([plan.to_json() for plan in plans], indent=1)
+
+
+def _to_errors(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

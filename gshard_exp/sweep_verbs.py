@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from gshard_exp.config import ConfigError, nearest
 from gshard_exp.config.errors import one_of
-from gshard_exp.look import OUTPUT, say, search_paths
+from gshard_exp.errors import FAILED, STOPPED
+from gshard_exp.look import OUTPUT, make_folder_of, say, search_paths, write
 
 if TYPE_CHECKING:
     from gshard_exp.sweep.prepare import Prepared, SweepFile
 
-FAILED, STOPPED = 1, 130  # exit statuses
 _QUIET = 60  # seconds between lines of progress where they cannot replace each other
 
 
@@ -166,13 +166,18 @@ def eval_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
 
     folder, names = _folder(arguments, bindings)
     folders = {name: folder / name for name in names}
-    words = [] if arguments.max_examples is None else [f"--max_examples={arguments.max_examples}"]
+    if arguments.baselines_to:
+        make_folder_of(arguments.baselines_to)
     outcomes = scoring.score(
-        folders, split=arguments.split, words=words, again=arguments.again, report=say
+        folders,
+        split=arguments.split,
+        max_examples=arguments.max_examples,
+        again=arguments.again,
+        report=say,
     )
     if arguments.baselines_to:
         table = scoring.baselines(folders, arguments.split)
-        _write(json.dumps(table, indent=1), arguments.baselines_to)
+        write(json.dumps(table, indent=1), arguments.baselines_to)
     return _report(outcomes, stopped=False)
 
 
@@ -183,7 +188,7 @@ def status_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     folder, names = _folder(arguments, bindings)
     found = rows(folder, names)
     if arguments.json:
-        _write(json.dumps(found, indent=1), arguments.json)
+        write(json.dumps(found, indent=1), arguments.json)
     else:
         say(table(found))
     return 0
@@ -211,7 +216,7 @@ def plan_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         report=lambda line: print(line, file=sys.stderr, flush=True),
     )
     if arguments.json:
-        _write(json.dumps(estimate.as_json(found), indent=1), arguments.json)
+        write(json.dumps(estimate.as_json(found), indent=1), arguments.json)
     if arguments.json != OUTPUT:
         say(estimate.table(found))
     return 0
@@ -309,11 +314,3 @@ class _Line:
         if self._shown:
             print(f"\r{' ' * self._shown}\r", end="")
             self._shown = 0
-
-
-def _write(text: str, file: str) -> None:
-    if file == OUTPUT:
-        say(text)
-        return
-    Path(file).write_text(f"{text}\n", encoding="utf-8")
-    say(f"wrote {file}")

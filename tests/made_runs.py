@@ -114,6 +114,7 @@ def scores(step, layers, experts):
     return {
         "step": step,
         "split": "test",
+        "max_examples": None,
         "search": {"method": "FlatBeamSearch", "beam_size": 4},
         "metrics": {"bleu": SIGNATURE},
         "languages": languages,
@@ -136,7 +137,16 @@ def record(layers, experts, active, step, seed):
         "flops_per_token": 6 * active,
         "tokens_per_step": 1024,
         "train_steps": STEPS,
-        "starts": [{"step": 0, "code": {"version": "0.1.0", "commit": None, "dirty": False}}],
+        "starts": [
+            {
+                "step": 0,
+                "code": {"version": "0.1.0", "commit": None, "dirty": False},
+                "python": "3.12.0",
+                "packages": {"jax": "0.7.0"},
+                "machine": {"platform": "cpu", "devices": 1, "memory_bytes": 2**33},
+                "mesh": {"data": 1, "expert": 1, "model": 1},
+            }
+        ],
         "progress": {
             "step": step,
             "wall_seconds": seconds,

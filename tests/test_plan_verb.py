@@ -64,6 +64,22 @@ def test_two_machines_give_two_plans_and_a_table(compiled, tmp_path, capsys):
     assert [row.split()[1] for row in table[1:]] == ["v3:2x2", "v3:4x4"]
 
 
+def test_a_compiler_that_fails_on_one_machine_stops_no_other(compiled, monkeypatch, capsys):
+    compile_step = compiling.compile_step
+
+    def failing(experiment, topology, report):
+        if topology.name == "v3:2x2":
+            raise RuntimeError("the compiler ended with status -6:\nF1234 check failed")
+        return compile_step(experiment, topology, report)
+
+    monkeypatch.setattr(compiling, "compile_step", failing)
+    assert plan("--topology=v3:2x2", "--topology=v3:4x4", "--json=-") == 1
+    out, err = capsys.readouterr()
+    assert [row["topology"] for row in json.loads(out)] == ["v3:4x4"]
+    said = "error: tiny on v3:2x2: the compiler ended with status -6:\nF1234 check failed\n"
+    assert said in err and err.count("error:") == 1
+
+
 def test_modules_are_kept_where_asked(compiled, tmp_path):
     assert plan("--topology=v3:2x2", f"--hlo_dir={tmp_path}") == 0
     (module,) = tmp_path.glob("*.hlo")

@@ -2,13 +2,17 @@
 
 import dataclasses
 import json
+import math
 
 import jax
 import killed_run
+import made_runs
 import pytest
 import tiny_run
 
+from gshard_exp.config import ConfigError, run_diff
 from gshard_exp.data.batches import RandomData
+from gshard_exp.sweep import state
 from gshard_exp.train import flops, loop, parameters, record, surroundings
 
 
@@ -96,6 +100,39 @@ def test_a_record_of_another_schema_is_not_taken_for_ours(tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"schema": 2}))
     with pytest.raises(ValueError, match="schema 1"):
         record.read_record(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"progress": None}, "'progress' is None"),
+        ({"progress": {"step": 3}}, "no 'progress.wall_seconds'"),
+        ({"data": "x"}, "'data' is 'x'"),
+        ({"data": {}}, "no 'data.hash'"),
+        ({"finished": 1}, "'finished' is 1"),
+        ({"train_steps": 4.0}, "'train_steps' is 4.0"),
+        ({"flops_per_token": math.nan}, "'flops_per_token' is nan"),
+        ({"starts": []}, "'starts' is empty"),
+        ({"starts": ["x"]}, "'starts' is 'x'"),
+        ({"starts": [{"step": 0}]}, r"no 'starts\[0\].code'"),
+    ],
+)
+def test_a_record_with_a_part_that_is_missing_or_of_another_kind_is_damaged(change, said, tmp_path):
+    whole = made_runs.record(4, 4, 1000, 10, 0)
+    (tmp_path / "run.json").write_text(json.dumps(whole))
+    assert record.read_record(tmp_path) == whole
+    (tmp_path / "run.json").write_text(json.dumps(whole | change))
+    with pytest.raises(ValueError, match=f"is damaged: .*{said}"):
+        record.read_record(tmp_path)
+
+
+@pytest.mark.parametrize("content", ['{"schema": 1}', '{"schema": 1, "finished": true}'])
+def test_whoever_reads_a_record_without_its_parts_says_that_it_is_damaged(content, tmp_path):
+    (tmp_path / "run.json").write_text(content)
+    assert "run.json is damaged" in state.status_of(tmp_path).problem
+    assert state.finished_steps(tmp_path) == 0
+    with pytest.raises(ConfigError, match=r"run\.json is damaged"):
+        run_diff.run_diff(str(tmp_path), str(tmp_path))
 
 
 def test_accelerator_cores_are_charged_busy_or_not():

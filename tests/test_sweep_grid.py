@@ -94,6 +94,8 @@ def test_a_label_may_stand_for_a_value_of_what_the_axis_sets():
         (Axis("file", "F", short=""), "a/b c", "a_b_c"),
         (Axis("seed", "S", short="seed"), 3, "seed3"),
         (Axis("dispatch", "D", short="by_"), "scatter", "by_scatter"),
+        (Axis("seed", "S", short="../x"), 3, "x3"),
+        (Axis("seed", "S", short="a/b "), 3, "a_b_3"),
     ],
 )
 def test_names_are_readable_and_good_for_folders(axis, value, part):
@@ -118,6 +120,12 @@ def test_two_points_with_one_name_are_refused_with_what_both_set():
 def test_names_that_differ_in_case_alone_are_one_folder_on_some_machines():
     with pytest.raises(SettingError, match="two points are called 'AB'"):
         names(Axis("path", "TSV_PATH", ("ab", "AB")))
+
+
+@pytest.mark.parametrize("name", ["report", "Report", "sweep.json"])
+def test_a_point_is_not_called_as_other_things_in_the_folder_of_a_sweep_are(name):
+    with pytest.raises(SettingError, match=f"a point is called '{name}' .path='{name}'."):
+        names(Axis("path", "TSV_PATH", ("a", name)))
 
 
 @pytest.mark.parametrize(

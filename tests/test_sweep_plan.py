@@ -6,6 +6,7 @@ import jax
 import pytest
 import tiny_run
 
+from gshard_exp.plan import compile as compiling
 from gshard_exp.sweep import estimate
 from gshard_exp.train import flops, parameters
 
@@ -60,6 +61,27 @@ def test_a_table_sums_times_and_says_what_they_are(monkeypatch, plan):
     assert rows[1][:3] == ["l1-e2", "1", "2"]
     assert [row[-1] for row in rows[1:4]] == ["6:00", "6:00", "12:00"]
     assert rows[4][:4] == ["here:", "the", "median", "of"]
+
+
+def test_what_the_compiler_refuses_is_a_note_and_the_sum_says_that_it_lacks_a_time(
+    monkeypatch, plan
+):
+    failure = RuntimeError("\nRESOURCE_EXHAUSTED: out of memory\nand more")
+    times = iter((failure, 90.0))
+    monkeypatch.setattr(estimate, "step_seconds", lambda _: raising_or(next(times)))
+    monkeypatch.setattr(compiling, "compile_step", lambda *_: raising_or(failure))
+    out = plan("--only=l1-*", "--topology=cpu:1")
+    rows = [line.split() for line in out.splitlines()]
+    assert [row[-2:] for row in rows[1:3]] == [["-", "-"], ["6:00", "-"]]
+    assert rows[3][-3:] == ["over", "6:00", "-"]
+    assert "l1-e2 on here: RESOURCE_EXHAUSTED: out of memory\n" in out
+    assert "l1-e4 on cpu:1: RESOURCE_EXHAUSTED: out of memory" in out
+
+
+def raising_or(value):
+    if isinstance(value, Exception):
+        raise value
+    return value
 
 
 def test_a_topology_adds_a_column_with_the_predicted_time(monkeypatch, plan):

@@ -186,6 +186,32 @@ def test_the_folder_of_another_sweep_is_left_alone(tmp_path):
     assert "other" in (tmp_path / "sweep.json").read_text()
 
 
+POINT = {"name": "a", "dir": "a", "axes": {}}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"name": None}, "is damaged: 'name' is None"),
+        ({"points": {}}, "is damaged: 'points' is {}"),
+        ({"points": [POINT, {}]}, "is damaged: points[1] is {}, without 'name'"),
+        ({"points": ["a"]}, "is damaged: points[0] is 'a', without 'name'"),
+        ({"points": [POINT | {"axes": []}]}, "without 'axes'"),
+        ({"schema": 2}, "has schema 2; this version reads schema 1"),
+    ],
+)
+def test_a_damaged_file_in_the_folder_of_a_sweep_is_named(change, said, tmp_path, command):
+    whole = {"schema": 1, "name": "tiny", "points": [POINT]}
+    (tmp_path / "sweep.json").write_text(json.dumps(whole))
+    assert prepare.read_folder(tmp_path) == whole
+    (tmp_path / "sweep.json").write_text(json.dumps(whole | change))
+    status, _, err = command("sweep", "status", tmp_path)
+    assert status == 2 and said in err
+    file = prepare.read_sweep(SWEEP, [f"SWEEP_DIR={tmp_path}"])
+    with pytest.raises(ConfigError):
+        prepare.write_sweep(file)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

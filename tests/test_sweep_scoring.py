@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 
 import made_runs
 import pytest
@@ -96,3 +97,57 @@ def test_damaged_scores_are_named(sweep, command, tmp_path):
     scores(sweep / "l01").write_text("{")
     status, _, err = command("sweep", "eval", sweep, f"--baselines_to={tmp_path / 'b.json'}")
     assert status == 2 and f"{scores(sweep / 'l01')} is damaged" in err and "--again" in err
+
+
+@pytest.fixture
+def evaluations(monkeypatch):
+    """Stand in for `gshard-exp eval`; return the words of each call."""
+    called = []
+
+    def run(words, **how):
+        called.append(words[4:])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(scoring.subprocess, "run", run)
+    return called
+
+
+def test_scores_of_other_numbers_of_examples_are_not_those_that_are_asked_for(
+    sweep, command, evaluations
+):
+    edit(sweep / "l00", lambda found: found.update(max_examples=5))
+    command("sweep", "eval", sweep, "--max_examples=5")
+    words = ["--step=400", "--split=test", "--max_examples=5"]
+    assert evaluations == [[f"--model_dir={sweep / 'l01'}", *words]]
+    evaluations.clear()
+    command("sweep", "eval", sweep)
+    assert evaluations == [[f"--model_dir={sweep / 'l00'}", *words[:2]]]
+
+
+def without_bleu(found):
+    found["metrics"] = {"chrf": "x"}
+    for row in (*found["languages"].values(), *found["averages"].values()):
+        row["chrf"] = row.pop("bleu")
+
+
+def test_a_language_without_bleu_gives_no_baseline_and_stops_nothing(sweep, command, evaluations):
+    edit(sweep / "l00", without_bleu)
+    file = sweep / "b.json"
+    status, out, _ = command("sweep", "eval", sweep, "--again", f"--baselines_to={file}")
+    assert status == 0 and "l00: scored (1 of 3)" in out
+    assert Baselines.read(str(file)).scores == {"l01": 11.0}
+    edit(sweep / "l01", without_bleu)
+    status, _, err = command("sweep", "eval", sweep, f"--baselines_to={file}")
+    assert status == 2 and "no language of 3 points has a bleu score" in err
+    assert "Train the points, and give their tasks the metric bleu." in err
+
+
+def test_the_folder_of_baselines_is_made_before_anything_is_scored(sweep, command, evaluations):
+    again = ("sweep", "eval", sweep, "--again")
+    file = sweep / "new" / "folder" / "b.json"
+    assert command(*again, f"--baselines_to={file}")[0] == 0
+    assert Baselines.read(str(file)).scores == {"l00": 10.0, "l01": 11.0}
+    evaluations.clear()
+    status, _, err = command(*again, f"--baselines_to={file / 'b.json'}")
+    assert status == 2 and f"The folder '{file}' cannot be made" in err
+    assert not evaluations

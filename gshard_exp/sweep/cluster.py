@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gshard_exp.config.errors import ConfigError
-from gshard_exp.sweep.state import STOPPED
+from gshard_exp.errors import STOPPED
 
 SLURM = "slurm"
 LOGS = ".submitit"  # of submitit's own files, in the folder of the sweep

@@ -18,7 +18,7 @@ import jax
 
 from gshard_exp.config.show import columns
 from gshard_exp.data.batches import RandomData, to_mesh
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, first_line
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.mesh import simulate_cpu_devices
 from gshard_exp.sweep.prepare import Prepared
@@ -133,6 +133,8 @@ def _measured(experiment: Experiment) -> Time:
         return Time.of(step_seconds(experiment), experiment.train_steps)
     except SettingError as error:  # its mesh has more devices than there are, for instance
         return Time(note=error.problem)
+    except RuntimeError as error:  # of XLA: there is not enough memory, for instance
+        return Time(note=first_line(error))
 
 
 def step_seconds(experiment: Experiment) -> float:
@@ -181,6 +183,8 @@ def _predicted(experiment: Experiment, topology: str, report: Report) -> Time:
         program = compile_step(fitted, machine, report)
     except SettingError as error:
         return Time(note=error.problem)
+    except RuntimeError as error:  # the compiler's
+        return Time(note=first_line(error))
     if program.error:
         return Time(note="does not fit in memory")
     predicted = make_plan("", fitted, program, layout).step_seconds
@@ -234,4 +238,6 @@ def _time(one: Time) -> str:
 def _sum(found: Sequence[Estimate], place: str) -> str:
     times = [one.times[place].seconds for one in found]
     known = [seconds for seconds in times if seconds is not None]
-    return clock(sum(known)) if known else "-"
+    if not known:
+        return "-"
+    return f"{'' if len(known) == len(times) else 'over '}{clock(sum(known))}"

@@ -15,6 +15,8 @@ from typing import Any
 
 from gshard_exp.errors import SettingError, require_one_of
 
+# Other things in the folder of a sweep; names of points are compared with them in lower case.
+RESERVED = ("report", "sweep.json")
 PRODUCT, ZIP, LIST = "product", "zip", "list"
 Labels = dict[str, Any]  # name of an axis -> value as it is shown
 
@@ -105,7 +107,7 @@ class Axis:
             short = (
                 "" if words else "".join(word[0] for word in re.split(r"[\W_]+", self.name) if word)
             )
-        return f"{short}{text}"
+        return _text(f"{short}{text}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +213,8 @@ def points_of(sweep: Sweep) -> list[Point]:
     """List the points of a sweep.
 
     Raises:
-        SettingError: there is none, two have one name, or an exclusion excludes nothing.
+        SettingError: there is none, two have one name or one has a name that is taken, or an
+            exclusion excludes nothing.
     """
     rows = [*_combined(sweep), *map(dict, sweep.points)]
     kept = [row for row in rows if not any(_matches(row, entry) for entry in sweep.exclude)]
@@ -288,6 +291,13 @@ def _point(sweep: Sweep, row: Labels) -> Point:
 def _check_names(points: Sequence[Point]) -> None:
     seen: dict[str, Point] = {}
     for point in points:
+        if point.name.lower() in RESERVED:
+            raise SettingError(
+                f"a point is called {point.name!r} ({_shown(point)}), as something else in the "
+                "folder of a sweep is.",
+                ("axes", "points"),
+                "Set `short` of an axis, or give the value another label ({label: value}).",
+            )
         # Folders whose names differ in case alone are one folder on some machines.
         other = seen.setdefault(point.name.lower(), point)
         if other is not point:

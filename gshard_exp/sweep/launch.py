@@ -17,29 +17,32 @@ from pathlib import Path
 from gshard_exp.config.diff import differences
 from gshard_exp.config.errors import ConfigError
 from gshard_exp.config.reading import read_files
-from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.errors import STOPPED
 from gshard_exp.sweep.prepare import Prepared
 from gshard_exp.sweep.state import (
     DONE,
     FAILED,
     INTERRUPTED,
     RUNNING,
-    STOPPED,
     Files,
     claim,
     finished_steps,
     status_of,
 )
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.flops import useful_flops
 from gshard_exp.train.metrics import clock
+from gshard_exp.train.record import sizes
 
 TAIL = 15  # lines of a log that are shown of a run that failed
 _POLL = 0.2  # seconds
+# How a run is asked to stop. Not by SIGTERM: SLURM sends that to all processes of a job, those that
+# we started too, and another one from us would be their second, which kills them while they save.
+REQUEST = signal.SIGINT
 # What may change between two starts of a run without making it another experiment.
 FREE = re.compile(
     r"(model_dir|train_steps|mesh|checkpoints|evaluators|log_every_steps|search)\b|.*\.cache_dir$"
 )
+_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 Report = Callable[[str], None]
 
 
@@ -69,9 +72,13 @@ def shown_command(prepared: Prepared) -> str:
 
 
 def conflict(prepared: Prepared) -> str:
-    """Say what in a point's folder was trained with other settings; empty if nothing was."""
+    """Say what in a point's folder was trained with other settings; empty if nothing was.
+
+    A run that ended before its first checkpoint left its settings, and nothing trained with them.
+    """
     config = prepared.folder / "config.gin"
-    if not config.exists():
+    trained = _saved_steps(prepared.folder) or finished_steps(prepared.folder)
+    if not config.exists() or not trained:
         return ""
     try:
         found = read_files(str(config), [str(config)]).assembled
@@ -194,7 +201,7 @@ class Crew:
         self._waiting.clear()
         for child in self._running:
             if self._asked == 1:
-                child.process.terminate()
+                child.process.send_signal(REQUEST)
             else:
                 child.process.kill()
         if self._running and self._asked == 1:
@@ -238,7 +245,7 @@ def note_end(prepared: Prepared, status: int, *, asked: bool = False) -> Outcome
         asked: it was asked to stop: before its first step a signal ends it at once.
     """
     files = Files(prepared.folder)
-    if asked and -status in (signal.SIGTERM, signal.SIGKILL):
+    if asked and -status in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         status = STOPPED
     files.write_exit(status)
     if status == 0:
@@ -256,8 +263,14 @@ def is_done(prepared: Prepared) -> bool:
 
 
 def _beginning(folder: Path) -> str:
-    steps = [int(p.name.rpartition("_")[2]) for p in folder.glob("checkpoint_*[0-9]")]
+    steps = _saved_steps(folder)
     return f"goes on from step {max(steps)}" if steps else "starts"
+
+
+def _saved_steps(folder: Path) -> list[int]:
+    """List the steps of whole checkpoints."""
+    found = (_CHECKPOINT.fullmatch(path.name) for path in folder.glob("checkpoint_*"))
+    return [int(name[1]) for name in found if name]
 
 
 class _Pace:
@@ -292,11 +305,11 @@ class _Pace:
 
 
 def _work(experiment: Experiment) -> float:
-    model = experiment.model
-    if not isinstance(model, Seq2SeqModel):
+    """Return the useful FLOPs of a step; 1 where they are not known."""
+    known = sizes(experiment)
+    if known["flops_per_token"] is None:
         return 1.0
-    parts = useful_flops(model, batch_size=experiment.batch_size, lengths=experiment.lengths)
-    return float(sum(parts.values()))
+    return known["flops_per_token"] * known["tokens_per_step"]
 
 
 @contextlib.contextmanager

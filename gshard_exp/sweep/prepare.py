@@ -266,8 +266,8 @@ def write_sweep(file: SweepFile) -> Path:
     return path
 
 
-def read_folder(folder: Path) -> Any:
-    """Read the sweep.json of a folder.
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Read the sweep.json of a folder: `name`, and `points` with `name`, `dir` and `axes` each.
 
     Raises:
         ConfigError: there is none, or it is damaged.
@@ -275,19 +275,35 @@ def read_folder(folder: Path) -> Any:
     path = folder / FILE
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        known = content["schema"] == SCHEMA and isinstance(content["points"], list)
     except FileNotFoundError:
         raise ConfigError(
             f"The folder '{folder}' holds no {FILE}.",
             rule="gshard-exp sweep run writes one into the folder of a sweep.",
             at=[str(folder)],
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from error
+    if not isinstance(content, dict):
+        raise _damaged(path, f"it holds a {type(content).__name__}, not an object")
+    if content.get("schema") != SCHEMA:
         raise ConfigError(
-            f"{path} is damaged: {error!r}.",
+            f"{path} has schema {content.get('schema')!r}; this version reads schema {SCHEMA}.",
             at=[str(path)],
-            hint="remove it; gshard-exp sweep run writes it anew, and runs stay as they are",
-        ) from error
-    if not known:
-        raise ConfigError(f"{path} is of another schema than {SCHEMA}.", at=[str(path)])
+        )
+    if not isinstance(content.get("name"), str):
+        raise _damaged(path, f"'name' is {content.get('name')!r}")
+    if not isinstance(content.get("points"), list):
+        raise _damaged(path, f"'points' is {content.get('points')!r:.60}")
+    for number, point in enumerate(content["points"]):
+        for key, kind in {"name": str, "dir": str, "axes": dict}.items():
+            if not isinstance(point, dict) or not isinstance(point.get(key), kind):
+                raise _damaged(path, f"points[{number}] is {point!r:.60}, without '{key}'")
     return content
+
+
+def _damaged(path: Path, what: str) -> ConfigError:
+    return ConfigError(
+        f"{path} is damaged: {what}.",
+        at=[str(path)],
+        hint="remove it; gshard-exp sweep run writes it anew, and runs stay as they are",
+    )

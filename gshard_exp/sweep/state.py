@@ -10,17 +10,18 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from gshard_exp.errors import STOPPED
 from gshard_exp.train.record import read_record
 
 DONE, RUNNING, FAILED = "done", "running", "failed"
 INTERRUPTED, NOT_STARTED = "interrupted", "not started"
 STATES = (DONE, RUNNING, FAILED, INTERRUPTED, NOT_STARTED)
-STOPPED = 130  # exit status of a run that was asked to stop
 _TAIL_BYTES = 1 << 18  # of a metrics file: more than its last line
 _TRIES, _PAUSE = 5, 0.1  # for a lock that somebody may only be looking at; seconds
 
@@ -69,11 +70,20 @@ class Files:
         os.replace(temporary, self._exit)
 
     def read_exit(self) -> int | None:
-        """Return the exit status of the last start; None if its launcher has not seen it end."""
+        """Return the exit status of the last start; None if its launcher has not seen it end.
+
+        Raises:
+            ValueError: the file is damaged; the message names it.
+        """
         try:
-            return json.loads(self._exit.read_text(encoding="utf-8"))["status"]
+            status = json.loads(self._exit.read_text(encoding="utf-8"))["status"]
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{self._exit} is damaged: {error!r}") from error
+        if type(status) is not int:
+            raise ValueError(f"{self._exit} is damaged: the status is {status!r}")
+        return status
 
     def log_tail(self, lines: int) -> list[str]:
         """Return the last lines of the log."""
@@ -119,18 +129,27 @@ def is_claimed(folder: Path) -> bool:
 
 
 def status_of(folder: Path) -> Status:
-    """Read what has become of a point."""
+    """Read what has become of a point; what cannot be read is a problem of it, and never raises."""
     running = is_claimed(folder)
+    problems: list[str] = []
     try:
         record = read_record(folder)
     except ValueError as error:
         return Status(RUNNING if running else FAILED, problem=str(error))
-    files = Files(folder)
-    ended = files.read_exit()
+    try:
+        ended = Files(folder).read_exit()
+    except ValueError as error:
+        ended = None
+        problems.append(str(error))
     if record is None:
         failed = ended not in (None, 0, STOPPED)
-        return Status(RUNNING if running else FAILED if failed else NOT_STARTED)
-    last = last_metrics(folder)
+        state = RUNNING if running else FAILED if failed else NOT_STARTED
+        return Status(state, problem="; ".join(problems))
+    try:
+        last = last_metrics(folder)
+    except ValueError as error:
+        last = {}
+        problems.append(str(error))
     # The record is older than the metrics while a run goes on, and newer where it logs seldom.
     step = max(record["progress"]["step"], last.get("step", 0) if running else 0)
     if running:
@@ -139,10 +158,12 @@ def status_of(folder: Path) -> Status:
         state = DONE
     else:
         state = INTERRUPTED if ended in (None, 0, STOPPED) else FAILED
-    left = None
-    if state != DONE and last.get("timing/steps_per_second"):
-        left = (record["train_steps"] - step) / last["timing/steps_per_second"]
-    return Status(state, step, record["train_steps"], last.get("loss"), left)
+    left, pace = None, last.get("timing/steps_per_second", 0.0)
+    if state != DONE and pace > 0 and math.isfinite(pace):
+        left = (record["train_steps"] - step) / pace
+    return Status(
+        state, step, record["train_steps"], last.get("loss"), left, problem="; ".join(problems)
+    )
 
 
 def finished_steps(folder: Path) -> int:
@@ -155,12 +176,25 @@ def finished_steps(folder: Path) -> int:
 
 
 def last_metrics(folder: Path) -> dict[str, Any]:
-    """Return the last line of a run's training metrics; empty if there is none."""
+    """Return the numbers of the last line of a run's training metrics; empty if there is none.
+
+    Raises:
+        ValueError: that line is damaged; the message names the file.
+    """
+    path = folder / "train" / "metrics.jsonl"
     try:
-        with (folder / "train" / "metrics.jsonl").open("rb") as file:
+        with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read()
     except FileNotFoundError:
         return {}
     whole = text[: text.rfind(b"\n") + 1].splitlines()
-    return json.loads(whole[-1]) if whole else {}
+    if not whole:
+        return {}
+    try:
+        line = json.loads(whole[-1])
+    except ValueError as error:
+        raise ValueError(f"the last line of {path} is damaged: {error}") from error
+    if not isinstance(line, dict) or type(line.get("step")) is not int:
+        raise ValueError(f"the last line of {path} is damaged: it is no object with a step")
+    return {key: value for key, value in line.items() if type(value) in (int, float)}

@@ -253,7 +253,11 @@ def _write(writers: tuple[Writer, ...], step: int, scalars: Mapping[str, float])
 
 @contextmanager
 def _stop_requested() -> Iterator[Callable[[], bool]]:
-    """Turn the first SIGINT or SIGTERM into a request; the second acts as usual."""
+    """Turn the first SIGINT and the first SIGTERM into a request; the second of one acts as usual.
+
+    One of each is no impatience: under SLURM a run gets SIGTERM like all processes of its job, and
+    SIGINT from the launcher of its sweep (sweep/launch.py).
+    """
     asked: list[int] = []
     before: dict[int, Any] = {}
 

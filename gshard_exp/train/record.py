@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +27,28 @@ from gshard_exp.train.surroundings import surroundings
 FILE = "run.json"
 SCHEMA = 1
 FLOPS_OF = "a source or target token in training, forward and backward (train/flops.py)"
+_COUNT, _NUMBER = (int,), (int, float)
+# What others read of a record, and of its parts: a kind of JSON value each.
+_KINDS = {
+    "seed": _COUNT,
+    "data": (dict,),
+    "data.hash": (str,),
+    "params_total": _COUNT,
+    "params_active": _COUNT,
+    "flops_per_token": (*_NUMBER, type(None)),
+    "tokens_per_step": _COUNT,
+    "train_steps": _COUNT,
+    "starts": (list,),
+    "progress": (dict,),
+    "progress.step": _COUNT,
+    "progress.wall_seconds": _NUMBER,
+    "progress.cpu_seconds": _NUMBER,
+    "progress.core_seconds": _NUMBER,
+    "finished": (bool,),
+}
+_START_KINDS = {"step": _COUNT, "code": (dict,), "python": (str,)} | dict.fromkeys(
+    ("packages", "machine", "mesh"), (dict,)
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,6 +151,9 @@ def start_record(
 def read_record(model_dir: Path) -> dict[str, Any] | None:
     """Read the run.json of a run; None if it has none.
 
+    What comes back has all that `start_record` writes and others read, of the right types, and at
+    least one start.
+
     Raises:
         ValueError: it is damaged; the message names the file.
     """
@@ -136,11 +162,36 @@ def read_record(model_dir: Path) -> dict[str, Any] | None:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict) or content.get("schema") != SCHEMA:
-        raise ValueError(f"{path} is no record of a run of schema {SCHEMA}")
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not an object")
+    if content.get("schema") != SCHEMA:
+        there = repr(content.get("schema"))
+        raise ValueError(f"{path} has schema {there}; this version reads schema {SCHEMA}")
+    wrong = _wrong(content, _KINDS)
+    if not wrong and not content["starts"]:
+        wrong = "'starts' is empty"
+    for number, start in enumerate(content["starts"] if not wrong else ()):
+        wrong = wrong or _wrong({"starts": start}, {"starts": (dict,)})
+        wrong = wrong or _wrong(start, _START_KINDS, f"starts[{number}].")
+    if wrong:
+        raise ValueError(f"{path} is damaged: {wrong}")
     return content
+
+
+def _wrong(content: Mapping[str, Any], kinds: Mapping[str, tuple[type, ...]], at: str = "") -> str:
+    """Say what is not of its kind (a dot leads into an object); empty if nothing is."""
+    for name, kind in kinds.items():
+        value: Any = content
+        for key in name.split("."):
+            if key not in value:
+                return f"it has no '{at}{name}'"
+            value = value[key]
+        # By exact type: in Python, true is an integer; and NaN and Infinity pass for numbers.
+        if type(value) not in kind or (isinstance(value, float) and not math.isfinite(value)):
+            return f"'{at}{name}' is {value!r:.60}"
+    return ""
 
 
 def sizes(experiment: Experiment) -> dict[str, Any]:

@@ -121,6 +121,7 @@ def evaluate(
         "model_dir": str(which.model_dir),
         "step": opened.step,
         "split": split,
+        "max_examples": max_examples,
         "search": {"method": type(search).__name__, **dataclasses.asdict(search)},
     }
     codes = [language.code for language in opened.files.languages]
