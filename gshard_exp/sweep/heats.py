@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gshard_exp.sweep.runs import Run
+from gshard_exp.sweep.scores import is_number
 
 MOST_COLUMNS = 48  # more would not be told apart
 
@@ -61,7 +62,7 @@ def heats(run: Run) -> list[Heat]:
         if not places:
             continue
         values = [
-            [line.get(f"router/{stack}/layer_{layer}/{metric}") for line in lines]
+            [_number(line, f"router/{stack}/layer_{layer}/{metric}") for line in lines]
             for stack, layer in places
         ]
         found.append(
@@ -88,7 +89,7 @@ def _load(run: Run) -> Heat | None:
     deciles = False
     for key, value in last.items():
         match = _LOAD.match(key)
-        if match and isinstance(value, int | float):
+        if match and is_number(last, key):
             deciles = bool(match[3])
             loads.setdefault((match[1], int(match[2])), {})[int(match[4])] = value
     if not loads:
@@ -114,6 +115,10 @@ def _load(run: Run) -> Heat | None:
         unit="",
         middle=1.0,
     )
+
+
+def _number(line: Mapping[str, Any], key: str) -> float | None:
+    return line[key] if is_number(line, key) else None
 
 
 def _layers(lines: Sequence[Mapping[str, Any]], pattern: str) -> list[tuple[str, int]]:

@@ -10,7 +10,7 @@ from typing import Any
 from gshard_exp.errors import SettingError
 from gshard_exp.score.quality import Baselines
 from gshard_exp.sweep.runs import Run, is_run, read_run
-from gshard_exp.sweep.scores import DELTA, METRIC, Scores
+from gshard_exp.sweep.scores import DELTA, METRIC, Scores, is_number
 
 SWEEP = "sweep.json"
 OUTPUT = "report"  # folder below the first that is reported
@@ -275,7 +275,8 @@ def last(curve: Points) -> float | None:
 
 
 def _left_behind(run: Run) -> float | None:
-    return run.lines[-1].get("fraction_tokens_left_behind") if run.lines else None
+    key, newest = "fraction_tokens_left_behind", run.lines[-1] if run.lines else {}
+    return newest[key] if is_number(newest, key) else None
 
 
 def written(value: Any, form: str) -> str:

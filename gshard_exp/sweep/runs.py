@@ -13,6 +13,7 @@ Whatever cannot be read is named in `Run.damage`, and all the rest is used. A fo
 import dataclasses
 import itertools
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 from gshard_exp.config import ConfigError, reading, show
 from gshard_exp.config.flatten import settings as settings_of
 from gshard_exp.errors import SettingError
-from gshard_exp.sweep.scores import Scores, in_training, of_evaluation
+from gshard_exp.sweep.scores import Scores, in_training, is_number, of_evaluation
 
 CONFIG, RECORD, METRICS, INFO = "config.gin", "run.json", "train/metrics.jsonl", "model-info.txt"
 MARKS = (CONFIG, RECORD, METRICS, INFO)  # a folder with one of them is, or was, a run
@@ -157,21 +158,16 @@ class Run:
     @property
     def core_hours(self) -> float | None:
         """Processor cores times hours so far, as the run recorded them."""
-        seconds = (self.record.get("progress") or {}).get("core_seconds")
-        return seconds / 3600 if isinstance(seconds, int | float) and seconds > 0 else None
+        progress = self.record.get("progress") or {}
+        seconds = progress["core_seconds"] if is_number(progress, "core_seconds") else 0
+        return seconds / 3600 if seconds > 0 else None
 
     @property
     def step_hours(self) -> float | None:
         """Hours that the logged steps took (evaluation, compilation and saving left out)."""
-        seconds = [line.get("timing/seconds") for line in self.lines]
-        total = sum(s for s in seconds if isinstance(s, int | float))
+        key = "timing/seconds"
+        total = sum(line[key] for line in self.lines if is_number(line, key))
         return total / 3600 if total else None
-
-
-def is_number(line: Line, key: str) -> bool:
-    """Say whether a line has a finite number under a key (what is not finite is null)."""
-    value = line.get(key)
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_run(folder: Path) -> bool:
@@ -214,10 +210,19 @@ def read_run(folder: Path, name: str, axes: Mapping[str, Any] | None = None) -> 
     )
 
 
+def _json(text: str) -> Any:
+    """Parse JSON; a number that is not finite, which JSON has no word for, becomes None."""
+
+    def finite(digits: str) -> float | None:
+        return number if math.isfinite(number := float(digits)) else None
+
+    return json.loads(text, parse_float=finite, parse_constant=finite)
+
+
 def _json_object(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
     """Read a JSON object of a run; {} if it is not there, or damaged, which is noted."""
     try:
-        found = json.loads((folder / name).read_text("utf-8"))
+        found = _json((folder / name).read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -266,7 +271,7 @@ def _lines(folder: Path, name: str, damage: list[str]) -> list[Line]:
 
 def _parsed(text: str) -> Line | None:
     try:
-        line = json.loads(text)
+        line = _json(text)
     except ValueError:
         return None
     fine = isinstance(line, dict) and type(line.get("step")) is int

@@ -1,6 +1,7 @@
 """Translation quality of a run: BLEU by language, averages, and delta BLEU."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,13 @@ from gshard_exp.score.quality import Baselines
 METRIC = "bleu"
 DELTA = f"delta_{METRIC}"
 MACRO = "macro"
+
+
+def is_number(row: Mapping[str, Any], key: str) -> bool:
+    """Say whether a row has a finite number under a key."""
+    value = row.get(key)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +116,7 @@ def in_training(lines: Sequence[Mapping[str, Any]]) -> Scores | None:
     parts = {
         key.partition("/")[2]: value
         for key, value in line.items()
-        if key.startswith(f"{METRIC}/") and isinstance(value, int | float)
+        if key.startswith(f"{METRIC}/") and is_number(line, key)
     }
     groups = (MACRO, *GROUPS)
     return Scores(
