@@ -1,11 +1,13 @@
 """Reports of runs whose files hold what nobody expects: the rest is reported, and nothing hides."""
 
 import json
+from pathlib import Path
 
 import made_runs
 import pytest
 
-from gshard_exp.sweep import report
+from gshard_exp.sweep import heats, report, scores
+from gshard_exp.sweep.runs import Model, Run
 
 
 def edit(path, change):
@@ -26,9 +28,9 @@ def test_numbers_that_are_not_finite_are_left_out(command, run, value):
     row = json.loads(lines[-1])
     row |= {key: "IT" for key in row if isinstance(row[key], float)}
     path.write_text("\n".join([*lines[:-1], json.dumps(row).replace('"IT"', value)]) + "\n")
-    scores = run / "inference_eval" / "test_400" / "scores.json"
-    edit(scores, lambda found: found["averages"]["macro"].update(bleu="IT"))
-    scores.write_text(scores.read_text().replace('"IT"', value))
+    path = run / "inference_eval" / "test_400" / "scores.json"
+    edit(path, lambda found: found["averages"]["macro"].update(bleu="IT"))
+    path.write_text(path.read_text().replace('"IT"', value))
     whole = made_runs.make_run(run.parent / "whole", config=False)
     status, _, _ = command("report", run, whole)
     assert status == 0
@@ -38,3 +40,44 @@ def test_numbers_that_are_not_finite_are_left_out(command, run, value):
     broken, other = report.collect([run, whole]).runs
     assert len(broken.curve) == len(other.curve) - 1
     assert report.average(broken, "bleu") is None
+
+
+@pytest.mark.parametrize("text", ["3,inf", "nan", "0", "4,-1"])
+def test_what_no_loss_can_reach_is_refused(command, run, text):
+    status, _, err = command("report", run, f"--reach={text}")
+    assert status == 2 and f"--reach={text}" in err and "above 0" in err
+    assert not (run / "report").exists()
+
+
+def evaluated(change):
+    content = made_runs.scores(400, 4, 4)
+    change(content["languages"])
+    damage = []
+    return scores.of_evaluation(content, "scores.json", damage), damage
+
+
+def test_a_language_that_has_no_bleu_is_left_out():
+    found, damage = evaluated(lambda languages: languages["l03"].pop("bleu"))
+    assert (sorted({*made_runs.CODES} - {*found.languages}), damage) == (["l03"], [])
+    assert found.average("bleu") == evaluated(lambda languages: None)[0].average("bleu")
+
+
+def test_an_evaluation_without_bleu_says_what_to_do():
+    found, damage = evaluated(lambda all_: [row.pop("bleu") for row in all_.values()])
+    assert found is None and "gshard-exp eval" in damage[0] and "bleu of no language" in damage[0]
+
+
+def test_a_folder_that_is_not_there_gets_no_report(command, run, tmp_path):
+    status, out, err = command("report", tmp_path / "typo", run)
+    assert status == 0 and "typo is no folder" in err
+    assert not (tmp_path / "typo").exists()
+    assert out.splitlines()[-1] == f"outputs: {run / 'report' / 'index.html'}"
+
+
+def test_runs_whose_names_differ_in_a_sign_have_plots_of_their_own():
+    line = {"step": 1, "router/encoder/layer_1/expert_load/0": 1.0}
+    names = ["a/b", "a_b", "a_b_2", "A b"]
+    runs = [Run(name, Path(name), {}, Model(), {}, [line], [], None, {}, ()) for name in names]
+    files = [heat.name for heat in heats.heats(runs)]
+    assert len({file.casefold() for file in files}) == len(names)
+    assert files[0] == "expert_load_a_b"
