@@ -6,6 +6,7 @@ from pathlib import Path
 import made_runs
 import pytest
 
+from gshard_exp import reports
 from gshard_exp.sweep import heats, report, scores
 from gshard_exp.sweep.runs import Model, Run
 
@@ -81,3 +82,29 @@ def test_runs_whose_names_differ_in_a_sign_have_plots_of_their_own():
     files = [heat.name for heat in heats.heats(runs)]
     assert len({file.casefold() for file in files}) == len(names)
     assert files[0] == "expert_load_a_b"
+
+
+def test_a_record_of_another_make_loses_the_cost_and_no_run(run):
+    edit(run / "run.json", lambda content: content.update(data="x"))
+    found = report.collect([run])
+    assert found.notes == [] and found.runs[0].core_hours is None and found.runs[0].curve
+    assert [each.what for each in found.damage if "run.json" in each.what] == [
+        "run.json is damaged: 'data' is 'x'"
+    ]
+
+
+def test_a_point_without_a_name_loses_the_axes_and_no_run(run):
+    content = {"schema": 1, "name": "s", "points": [{"dir": "run", "axes": {}}]}
+    (run.parent / "sweep.json").write_text(json.dumps(content))
+    found = report.collect([run.parent])
+    assert [each.name for each in found.runs] == ["run"]
+    assert "sweep.json is damaged: points[0]" in found.damage[0].what
+    assert found.damage[0].what.endswith("without their axes.")
+
+
+def test_the_tile_of_held_out_loss_wants_a_trained_model(run, tmp_path):
+    path = run / "training_eval" / "validation" / "metrics.jsonl"
+    made_runs.write_lines(path, [{"step": 0, "cross_ent_loss": 0.125}])
+    reports.write(report.collect([run]), tmp_path / "out")
+    assert "lowest cross entropy" in (page := (tmp_path / "out" / "index.html").read_text())
+    assert "lowest held-out loss" not in page

@@ -14,6 +14,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +24,10 @@ from gshard_exp.config import ConfigError, reading, show
 from gshard_exp.config.flatten import settings as settings_of
 from gshard_exp.errors import SettingError
 from gshard_exp.sweep.scores import Scores, in_training, is_number, of_evaluation
+from gshard_exp.train.record import FILE, read_record, sizes
 
-CONFIG, RECORD, METRICS, INFO = "config.gin", "run.json", "train/metrics.jsonl", "model-info.txt"
-MARKS = (CONFIG, RECORD, METRICS, INFO)  # a folder with one of them is, or was, a run
+CONFIG, METRICS, INFO = "config.gin", "train/metrics.jsonl", "model-info.txt"
+MARKS = (CONFIG, FILE, METRICS, INFO)  # a folder with one of them is, or was, a run
 # Of what a training cross entropy is the mean, and its name in metrics: nothing else is added.
 CROSS_ENTROPIES = {
     "target piece": "cross_ent_loss_per_all_target_tokens",
@@ -235,15 +237,11 @@ def _json_object(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
 
 
 def _record(folder: Path, damage: list[str]) -> dict[str, Any]:
-    record = _json_object(folder, RECORD, damage)
-    schema = record.get("schema", 1)
-    if schema != 1:
-        damage.append(f"{RECORD} has schema {schema!r}; this version reads schema 1 and skips it")
+    try:
+        return read_record(folder) or {}
+    except ValueError as error:
+        damage.append(_first_line(error).removeprefix(f"{folder}{os.sep}"))
         return {}
-    if not isinstance(record.get("progress") or {}, dict):
-        damage.append(f"{RECORD}: 'progress' is no object; cost is unknown")
-        return {key: value for key, value in record.items() if key != "progress"}
-    return record
 
 
 def _lines(folder: Path, name: str, damage: list[str]) -> list[Line]:
@@ -306,17 +304,9 @@ def _pairs(folder: Path, damage: list[str]) -> dict[str, int]:
 
 def _model(folder: Path, record: Mapping[str, Any], damage: list[str]) -> Model:
     """Take from run.json what it has, and work out the rest from the settings."""
-    names = ("params_total", "params_active", "tokens_per_step", "train_steps", "flops_per_token")
-    said = {name: record[name] for name in names if is_number(record, name)}
-    known: dict[str, Any] = {
-        "total": said.get("params_total"),
-        "active": said.get("params_active"),
-        "tokens_per_step": said.get("tokens_per_step"),
-        "train_steps": said.get("train_steps"),
-    }
-    if "flops_per_token" in said and "tokens_per_step" in said:
-        known["flops_per_step"] = said["flops_per_token"] * said["tokens_per_step"]
-    known = {name: value for name, value in known.items() if value is not None}
+    known = _sizes(record)
+    if is_number(record, "train_steps"):
+        known["train_steps"] = record["train_steps"]
     model = dataclasses.replace(_configured(folder, damage), **known)
     return model if model.total else dataclasses.replace(model, total=_counted(folder))
 
@@ -330,29 +320,25 @@ def _configured(folder: Path, damage: list[str]) -> Model:
     except (ConfigError, SettingError, UnicodeDecodeError) as error:
         damage.append(f"{CONFIG} does not assemble: {_first_line(error)}")
         return Model()
-    from gshard_exp.train.parameters import parameters, totals
-
     settings = {path: show.value_text(value) for path, value in settings_of(tree).items()}
-    total, active = totals(parameters(tree.model))
-    return Model(
-        settings=settings,
-        total=total,
-        active=active,
-        flops_per_step=_useful_flops(tree),
-        tokens_per_step=tree.batch_size * sum(tree.lengths.values()),
-        train_steps=tree.train_steps,
-    )
+    said = _sizes(sizes(tree))
+    return Model(settings=settings, train_steps=tree.train_steps, **said)
 
 
-def _useful_flops(tree: Any) -> float | None:
-    """Return the operations of a step, None for a model that is no translator."""
-    from gshard_exp.model.seq2seq import Seq2SeqModel
-    from gshard_exp.train.flops import useful_flops
-
-    if not isinstance(tree.model, Seq2SeqModel):
-        return None
-    parts = useful_flops(tree.model, batch_size=tree.batch_size, lengths=tree.lengths)
-    return float(sum(parts.values()))
+def _sizes(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those attributes of a `Model` that `record.sizes`, or a run.json, knows."""
+    found = {
+        ours: said[theirs]
+        for ours, theirs in (
+            ("total", "params_total"),
+            ("active", "params_active"),
+            ("tokens_per_step", "tokens_per_step"),
+        )
+        if is_number(said, theirs)
+    }
+    if is_number(said, "flops_per_token") and "tokens_per_step" in found:
+        found["flops_per_step"] = said["flops_per_token"] * found["tokens_per_step"]
+    return found
 
 
 def _counted(folder: Path) -> int | None:
