@@ -16,11 +16,11 @@ from typing import Any
 
 import jax
 
-from gshard_exp.config.show import columns
 from gshard_exp.data.batches import RandomData, to_mesh
 from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.mesh import simulate_cpu_devices
+from gshard_exp.sharding.tables import columns
 from gshard_exp.sweep.prepare import Prepared
 from gshard_exp.train.experiment import Experiment, plan_experiment
 from gshard_exp.train.metrics import clock

@@ -223,7 +223,7 @@ def tokens_to_reach(curve: Points, threshold: float) -> float | None:
 Column = tuple[str, str, Callable[[Run], Any], str]
 
 
-def columns(report: Report) -> list[Column]:
+def point_columns(report: Report) -> list[Column]:
     """List the columns of the table of points, axes of the sweep first."""
     of_axes: list[Column] = [(axis, axis, _axis(axis), "") for axis in report.axes]
     return [
