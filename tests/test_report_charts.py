@@ -253,7 +253,15 @@ def test_tables_survive_bars_commas_and_missing_values():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (999, "999"), (1000, "1K"), (999_700, "1M"), (1.234e9, "1.23B"), (-5e12, "-5T")],
+    [
+        (0, "0"),
+        (999.4, "999"),
+        (999.6, "1K"),
+        (1000, "1K"),
+        (999_700, "1M"),
+        (1.234e9, "1.23B"),
+        (-5e12, "-5T"),
+    ],
 )
 def test_large_numbers_are_written_short(value, text):
     assert report.si(value) == text
