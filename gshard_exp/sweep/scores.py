@@ -1,7 +1,7 @@
 """Translation quality of a run: BLEU by language, averages, and delta BLEU."""
 
 import dataclasses
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -18,7 +18,7 @@ def is_number(row: Mapping[str, Any], key: str) -> bool:
     value = row.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
-    return math.isfinite(value)
+    return abs(value) <= sys.float_info.max  # false for NaN, and no overflow of a long integer
 
 
 @dataclasses.dataclass(frozen=True)
