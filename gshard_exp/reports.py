@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,11 @@ def add_flags(verb: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="the folder of a run (finished or not), of a sweep, or of runs",
     )
-    verb.add_argument("--output", metavar="DIR", help="folder to write; default: DIR/report")
+    verb.add_argument(
+        "--output",
+        metavar="DIR",
+        help="folder to write; default: DIR/report, below the first DIR that is there",
+    )
     verb.add_argument(
         "--reach",
         metavar="A,B",
@@ -66,7 +71,7 @@ def report_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     found = reports.collect(
         arguments.dir, thresholds=_thresholds(arguments.reach), baselines=baselines
     )
-    folder = Path(arguments.output or Path(arguments.dir[0]) / reports.OUTPUT).expanduser()
+    folder = _output(arguments.output, arguments.dir)
     said = write(found, folder, smooth=arguments.smooth, published=arguments.published)
     say(tables.terminal(tables.points(found)))
     for damage in found.damage:
@@ -77,15 +82,33 @@ def report_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     return 0
 
 
+def _output(named: str | None, folders: Sequence[str]) -> Path:
+    """Return where the report goes; by default below the first of the folders that is there."""
+    from gshard_exp.sweep.report import OUTPUT
+
+    if named:
+        return Path(named).expanduser()
+    places = [Path(folder).expanduser() for folder in folders]
+    return next((place for place in places if place.is_dir()), places[0]) / OUTPUT
+
+
 def _thresholds(text: str | None) -> list[float] | None:
     if text is None:
         return None
+    hint = "--reach=4,3.5,3 for instance."
     try:
-        return [float(word) for word in text.split(",") if word]
+        found = [float(word) for word in text.split(",") if word]
     except ValueError:
+        raise SettingError(f"--reach={text} is no list of numbers.", ("reach",), hint) from None
+    wrong = [f"{value:g}" for value in found if not (math.isfinite(value) and value > 0)]
+    if wrong:
         raise SettingError(
-            f"--reach={text} is no list of numbers.", ("reach",), "--reach=4,3.5,3 for instance."
-        ) from None
+            f"--reach={text}: {', '.join(wrong)} is no cross entropy to reach; each has to be "
+            "finite and above 0.",
+            ("reach",),
+            hint,
+        )
+    return found
 
 
 def write(
@@ -106,7 +129,7 @@ def write(
     from gshard_exp.sweep import published as paper
 
     drawn = charts.all_charts(found, smooth)
-    of_experts = [heat for run in found.runs for heat in heats.heats(run)]
+    of_experts = heats.heats(found.runs)
     fitted = laws.all_laws(found)
     contents = page.Content(
         charts=[*drawn, *(paper.charts() if published else ()), *of_experts],

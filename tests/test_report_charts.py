@@ -83,7 +83,7 @@ def test_a_long_curve_keeps_its_ends_and_is_thinned_evenly_over_log_tokens():
 
 def test_load_is_over_the_mean_and_drops_are_by_step(found):
     run = found.runs[1]
-    load, *drops = heats.heats(run)
+    load, *drops = heats.heats([run])
     assert (load.rows, len(load.columns)) == (["encoder 1", "decoder 1"], 16)
     np.testing.assert_allclose(np.mean(load.values, axis=1), 1.0)
     line = run.lines[-1]["router/encoder/layer_1/expert_load/5"]
@@ -105,18 +105,18 @@ def test_layers_are_in_their_order_and_many_experts_come_as_deciles():
             },
         }
     ]
-    (load,) = heats.heats(bare("many", lines))
+    (load,) = heats.heats([bare("many", lines)])
     assert load.rows == ["encoder 3", "encoder 11"]
     assert load.columns[:2] == ["p0", "p10"] and load.column_label == "decile"
     np.testing.assert_allclose(load.values[0], [(i + 5) / 10 for i in range(11)])
 
 
 def test_a_dense_run_has_no_heat_map():
-    assert heats.heats(bare("dense", [{"step": 1, "loss": 2.0}])) == []
+    assert heats.heats([bare("dense", [{"step": 1, "loss": 2.0}])]) == []
 
 
 def test_every_chart_becomes_a_png_and_an_svg_the_same_each_time(found, tmp_path):
-    some = [drawn(found, "loss"), drawn(found, "bleu_flops"), heats.heats(found.runs[0])[0]]
+    some = [drawn(found, "loss"), drawn(found, "bleu_flops"), heats.heats(found.runs[:1])[0]]
     files = plots.draw(some, tmp_path / "a")
     assert len(files) == 6
     for file in files:
@@ -253,7 +253,15 @@ def test_tables_survive_bars_commas_and_missing_values():
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (999, "999"), (1000, "1K"), (999_700, "1M"), (1.234e9, "1.23B"), (-5e12, "-5T")],
+    [
+        (0, "0"),
+        (999.4, "999"),
+        (999.6, "1K"),
+        (1000, "1K"),
+        (999_700, "1M"),
+        (1.234e9, "1.23B"),
+        (-5e12, "-5T"),
+    ],
 )
 def test_large_numbers_are_written_short(value, text):
     assert report.si(value) == text

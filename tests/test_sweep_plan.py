@@ -96,11 +96,3 @@ def test_a_topology_adds_a_column_with_the_predicted_time(monkeypatch, plan):
 def test_a_compiled_point_on_cpus_has_no_predicted_time(plan):
     out = plan("--no-measure", "--topology=cpu:1", "--only=l1-e2")
     assert "l1-e2 on cpu:1: no times are predicted for CPUs" in out
-
-
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(0, "0"), (999.4, "999"), (999.6, "1k"), (12345, "12.3k"), (2.5e12, "2.5T")],
-)
-def test_numbers_have_three_digits_and_a_unit(number, text):
-    assert estimate.short(number) == text

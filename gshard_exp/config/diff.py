@@ -8,7 +8,8 @@ from typing import Any
 from gshard_exp.config.assemble import Assembled
 from gshard_exp.config.flatten import settings
 from gshard_exp.config.reading import Subject, placeholder_note
-from gshard_exp.config.show import columns, value_text, where_text
+from gshard_exp.config.show import value_text, where_text
+from gshard_exp.sharding.tables import columns
 
 
 @dataclasses.dataclass(frozen=True)

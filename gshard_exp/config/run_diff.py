@@ -8,7 +8,7 @@ from typing import Any
 
 from gshard_exp.config.errors import ConfigError
 from gshard_exp.config.reading import FIDDLE
-from gshard_exp.config.show import columns
+from gshard_exp.sharding.tables import columns
 
 _LONGEST = 100  # letters of a value
 # Parts of a record, and where in the last start (None: at the top) they stand.

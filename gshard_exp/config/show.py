@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from gshard_exp.config import signatures
@@ -102,18 +101,6 @@ def value_text(value: Any) -> str:
 def where_text(where: Where) -> str:
     """Name the statement that wrote a value: `file:line`, the flag, or `default`."""
     return str(where.site) if where.site else "default"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay rows out: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
 
 
 def _line(path: str, value: Any, assembled: Assembled[Any]) -> str:

@@ -274,7 +274,7 @@ def _times(data: Mapping[str, Any]) -> list[str]:
 def table(plans: Sequence[Plan]) -> str:
     """Lay several plans out as rows."""
     heads = ("experiment", "machine", "params", "fits", "memory", "step s", "steps/s", "MFU")
-    return "\n".join(columns((*heads, "compile"), [_row(plan) for plan in plans]))
+    return "\n".join(columns([(*heads, "compile"), *map(_row, plans)], right=()))
 
 
 def _row(plan: Plan) -> tuple[str, ...]:

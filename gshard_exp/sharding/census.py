@@ -129,17 +129,19 @@ class Census:
     def table(self) -> str:
         """Write a table for a terminal, sums by kind and axes, and the warnings."""
         lines = columns(
-            ("count", "kind", "bytes/device", "over", "devices", "for"),
             [
-                (
-                    f"{row.count}",
-                    row.kind,
-                    f"{row.bytes:,}",
-                    " x ".join(row.axes),
-                    f"{row.group}",
-                    _summary(row.causes),
-                )
-                for row in self.rows
+                ("count", "kind", "bytes/device", "over", "devices", "for"),
+                *(
+                    (
+                        f"{row.count}",
+                        row.kind,
+                        f"{row.bytes:,}",
+                        " x ".join(row.axes),
+                        f"{row.group}",
+                        _summary(row.causes),
+                    )
+                    for row in self.rows
+                ),
             ],
             right=(0, 2, 4),
         )
@@ -150,8 +152,13 @@ class Census:
             times[row.kind, " x ".join(row.axes)] += row.count
         lines.append("")
         lines += columns(
-            ("count", "kind", "bytes/device", "over"),
-            [(f"{times[key]}", key[0], f"{total:,}", key[1]) for key, total in sums.most_common()],
+            [
+                ("count", "kind", "bytes/device", "over"),
+                *(
+                    (f"{times[key]}", key[0], f"{total:,}", key[1])
+                    for key, total in sums.most_common()
+                ),
+            ],
             right=(0, 2),
         )
         lines += [f"warning: {_warning(found)}" for found in self.replications]

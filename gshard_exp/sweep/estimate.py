@@ -16,19 +16,19 @@ from typing import Any
 
 import jax
 
-from gshard_exp.config.show import columns
 from gshard_exp.data.batches import RandomData, to_mesh
 from gshard_exp.errors import SettingError, first_line
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.mesh import simulate_cpu_devices
+from gshard_exp.sharding.tables import columns
 from gshard_exp.sweep.prepare import Prepared
+from gshard_exp.sweep.report import si
 from gshard_exp.train.experiment import Experiment, plan_experiment
 from gshard_exp.train.metrics import clock
 from gshard_exp.train.record import sizes
 
 _LEAST, _MOST = 3, 20  # steps that are measured
 _SECONDS = 2.0  # after which no further step is measured
-_UNITS = ("", "k", "M", "G", "T", "P", "E")
 Report = Callable[[str], None]
 
 
@@ -206,9 +206,9 @@ def table(found: Sequence[Estimate]) -> str:
     lines: list[tuple[str, ...]] = [heads]
     for one in found:
         values = tuple(str(one.axes.get(axis, "-")) for axis in axes)
-        flops = "-" if one.flops_per_token is None else short(one.flops_per_token)
-        sums = (short(one.params_total), short(one.params_active), flops)
-        amounts = (f"{one.train_steps:,}", short(one.tokens))
+        flops = "-" if one.flops_per_token is None else si(one.flops_per_token)
+        sums = (si(one.params_total), si(one.params_active), flops)
+        amounts = (f"{one.train_steps:,}", si(one.tokens))
         times = tuple(_time(one.times[place]) for place in places)
         lines.append((one.name, *values, *sums, *amounts, *times))
     blank = ("",) * (len(heads) - len(places) - 1)
@@ -221,14 +221,6 @@ def table(found: Sequence[Estimate]) -> str:
     for one in found:
         said += [f"{one.name} on {p}: {t.note}" for p, t in one.times.items() if t.note]
     return "\n".join(said)
-
-
-def short(number: float) -> str:
-    """Write a number with three digits and a unit: 12.3M."""
-    power = 0
-    while abs(number) >= 999.5 and power < len(_UNITS) - 1:
-        number, power = number / 1000, power + 1
-    return f"{number:.3g}{_UNITS[power]}"
 
 
 def _time(one: Time) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gshard_exp.config.show import columns
+from gshard_exp.sharding.tables import columns
 from gshard_exp.sweep.state import STATES, status_of
 from gshard_exp.train.metrics import clock
 

@@ -1,11 +1,13 @@
 """Heat maps of a run with experts: load by layer and expert, drops by layer and step."""
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gshard_exp.sweep.runs import Run
+from gshard_exp.sweep.scores import is_number
 
 MOST_COLUMNS = 48  # more would not be told apart
 
@@ -49,10 +51,15 @@ _DROPS = {
 }
 
 
-def heats(run: Run) -> list[Heat]:
-    """Draw load by layer and expert, and drops by layer and step, of a run with experts."""
+def heats(runs: Sequence[Run]) -> list[Heat]:
+    """Draw load by layer and expert, and drops by layer and step, of each run with experts."""
+    files = _files([run.name for run in runs])
+    return [heat for run, file in zip(runs, files, strict=True) for heat in _heats(run, file)]
+
+
+def _heats(run: Run, file: str) -> list[Heat]:
     found = []
-    load = _load(run)
+    load = _load(run, file)
     if load is not None:
         found.append(load)
     lines = _spread(run.lines, MOST_COLUMNS)
@@ -61,12 +68,12 @@ def heats(run: Run) -> list[Heat]:
         if not places:
             continue
         values = [
-            [line.get(f"router/{stack}/layer_{layer}/{metric}") for line in lines]
+            [_number(line, f"router/{stack}/layer_{layer}/{metric}") for line in lines]
             for stack, layer in places
         ]
         found.append(
             Heat(
-                name=f"{metric}_{_file(run.name)}",
+                name=f"{metric}_{file}",
                 title=title,
                 about="Fraction of the tokens of a layer, mean of the steps up to each line.",
                 run=run.name,
@@ -81,14 +88,14 @@ def heats(run: Run) -> list[Heat]:
     return found
 
 
-def _load(run: Run) -> Heat | None:
+def _load(run: Run, file: str) -> Heat | None:
     """Draw the load of each expert in the last logged steps, even = 1."""
     last: Mapping[str, Any] = run.lines[-1] if run.lines else {}
     loads: dict[tuple[str, int], dict[int, float]] = {}
     deciles = False
     for key, value in last.items():
         match = _LOAD.match(key)
-        if match and isinstance(value, int | float):
+        if match and is_number(last, key):
             deciles = bool(match[3])
             loads.setdefault((match[1], int(match[2])), {})[int(match[4])] = value
     if not loads:
@@ -102,7 +109,7 @@ def _load(run: Run) -> Heat | None:
         even = sorted(row.values())[len(row) // 2] if deciles else sum(row.values()) / len(row)
         rows.append([row[e] / even if e in row and even else None for e in experts])
     return Heat(
-        name=f"expert_load_{_file(run.name)}",
+        name=f"expert_load_{file}",
         title="Load of each expert" if not deciles else "Load of experts, by decile",
         about="Share of all choices that asked for the expert, over the "
         f"{'median' if deciles else 'mean'}, in the last logged steps (to step {run.step}).",
@@ -116,6 +123,10 @@ def _load(run: Run) -> Heat | None:
     )
 
 
+def _number(line: Mapping[str, Any], key: str) -> float | None:
+    return line[key] if is_number(line, key) else None
+
+
 def _layers(lines: Sequence[Mapping[str, Any]], pattern: str) -> list[tuple[str, int]]:
     """List (stack, layer) of what the last line has by layer, the encoder's first."""
     keys = lines[-1] if lines else {}
@@ -127,9 +138,16 @@ def _place(place: tuple[str, int]) -> tuple[bool, str, int]:
     return place[0] != "encoder", place[0], place[1]
 
 
-def _file(name: str) -> str:
-    """Make a part of a file's name of a run's name."""
-    return re.sub(r"[^\w.-]+", "_", name)
+def _files(names: Sequence[str]) -> list[str]:
+    """Make a part of a file's name of each run's name; no two are the same, in any case."""
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        plain = re.sub(r"[^\w.-]+", "_", name)
+        tries = itertools.chain([plain], (f"{plain}_{number}" for number in itertools.count(2)))
+        found.append(next(text for text in tries if text.casefold() not in taken))
+        taken.add(found[-1].casefold())
+    return found
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

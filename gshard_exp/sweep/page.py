@@ -12,7 +12,7 @@ from urllib.parse import quote
 from gshard_exp import __version__
 from gshard_exp.sweep.charts import Chart, looks
 from gshard_exp.sweep.heats import Heat
-from gshard_exp.sweep.report import Report, average, last, written
+from gshard_exp.sweep.report import Report, average, held_out_loss, last, written
 from gshard_exp.sweep.runs import CONFIG, METRICS, Run
 from gshard_exp.sweep.scores import DELTA, METRIC
 from gshard_exp.sweep.tables import Table
@@ -118,7 +118,7 @@ def _tiles(report: Report) -> str:
     total = len(report.runs) + len(report.waiting)
     tiles = [(f"{done} of {total}", "runs are done" if total > 1 else "run is done")]
     tiles += _best(report, "lowest cross entropy", lambda run: last(run.curve))
-    tiles += _best(report, "lowest held-out loss", lambda run: last(run.held_out_curve))
+    tiles += _best(report, "lowest held-out loss", held_out_loss)
     tiles += _best(report, "highest BLEU", lambda run: average(run, METRIC), high=True, form=".2f")
     tiles += _best(report, "highest delta BLEU", lambda run: average(run, DELTA), True, "+.2f")
     hours = [run.core_hours for run in report.runs if run.core_hours]

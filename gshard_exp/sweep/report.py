@@ -1,18 +1,19 @@
 """Collects runs from folders, and says what their report holds: rows, thresholds, fits, damage."""
 
 import dataclasses
-import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gshard_exp.config import ConfigError
 from gshard_exp.errors import SettingError
 from gshard_exp.score.quality import Baselines
+from gshard_exp.sweep import prepare
 from gshard_exp.sweep.runs import Run, is_run, read_run
-from gshard_exp.sweep.scores import DELTA, METRIC, Scores
+from gshard_exp.sweep.scores import DELTA, METRIC, Scores, is_number
 
-SWEEP = "sweep.json"
 OUTPUT = "report"  # folder below the first that is reported
 DEEPEST = 4  # folders below one that is searched for runs
 Points = Sequence[tuple[float, float]]
@@ -136,7 +137,7 @@ def _search(folder: Path, found: _Found) -> None:
 
 
 def _descend(folder: Path, root: Path, found: _Found, depth: int) -> None:
-    if (folder / SWEEP).is_file() and _add_points(folder, found):
+    if (folder / prepare.FILE).is_file() and _add_points(folder, found):
         return
     if is_run(folder):
         name = folder.resolve().name if folder == root else str(folder.relative_to(root))
@@ -149,24 +150,18 @@ def _descend(folder: Path, root: Path, found: _Found, depth: int) -> None:
 
 def _add_points(folder: Path, found: _Found) -> bool:
     """Add the points of a sweep; False, and a line of damage, if its file cannot be read."""
-    path = folder / SWEEP
     try:
-        content = json.loads(path.read_text("utf-8"))
-        if content["schema"] != 1:
-            raise ValueError(f"schema {content['schema']!r}, and this version reads schema 1")
-        points = [
-            (str(point["name"]), folder / point["dir"], dict(point.get("axes") or {}))
-            for point in content["points"]
-        ]
-        title = str(content.get("name") or folder.resolve().name)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        what = f"{SWEEP} cannot be read ({type(error).__name__}: {error}); the runs below it are"
-        found.damage.append(Damage(str(folder), f"{what} reported without their axes"))
+        content = prepare.read_folder(folder)
+    except ConfigError as error:
+        what = error.problem.removeprefix(f"{folder}{os.sep}")
+        text = f"{what} The runs below it are reported without their axes."
+        found.damage.append(Damage(str(folder), text))
         return False
-    found.titles[-1] = title
-    for name, place, axes in points:
+    found.titles[-1] = content["name"] or folder.resolve().name
+    for point in content["points"]:
+        name, place = point["name"], folder / point["dir"]
         if place.is_dir() and is_run(place):
-            found.places.append((name, place, axes))
+            found.places.append((name, place, point["axes"]))
         else:
             found.waiting.append(name)
     return True
@@ -228,7 +223,7 @@ def tokens_to_reach(curve: Points, threshold: float) -> float | None:
 Column = tuple[str, str, Callable[[Run], Any], str]
 
 
-def columns(report: Report) -> list[Column]:
+def point_columns(report: Report) -> list[Column]:
     """List the columns of the table of points, axes of the sweep first."""
     of_axes: list[Column] = [(axis, axis, _axis(axis), "") for axis in report.axes]
     return [
@@ -275,7 +270,8 @@ def last(curve: Points) -> float | None:
 
 
 def _left_behind(run: Run) -> float | None:
-    return run.lines[-1].get("fraction_tokens_left_behind") if run.lines else None
+    key, newest = "fraction_tokens_left_behind", run.lines[-1] if run.lines else {}
+    return newest[key] if is_number(newest, key) else None
 
 
 def written(value: Any, form: str) -> str:

@@ -13,6 +13,8 @@ Whatever cannot be read is named in `Run.damage`, and all the rest is used. A fo
 import dataclasses
 import itertools
 import json
+import math
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +23,11 @@ from typing import Any
 from gshard_exp.config import ConfigError, reading, show
 from gshard_exp.config.flatten import settings as settings_of
 from gshard_exp.errors import SettingError
-from gshard_exp.sweep.scores import Scores, in_training, of_evaluation
+from gshard_exp.sweep.scores import Scores, in_training, is_number, of_evaluation
+from gshard_exp.train.record import FILE, read_record, sizes
 
-CONFIG, RECORD, METRICS, INFO = "config.gin", "run.json", "train/metrics.jsonl", "model-info.txt"
-MARKS = (CONFIG, RECORD, METRICS, INFO)  # a folder with one of them is, or was, a run
+CONFIG, METRICS, INFO = "config.gin", "train/metrics.jsonl", "model-info.txt"
+MARKS = (CONFIG, FILE, METRICS, INFO)  # a folder with one of them is, or was, a run
 # Of what a training cross entropy is the mean, and its name in metrics: nothing else is added.
 CROSS_ENTROPIES = {
     "target piece": "cross_ent_loss_per_all_target_tokens",
@@ -157,21 +160,16 @@ class Run:
     @property
     def core_hours(self) -> float | None:
         """Processor cores times hours so far, as the run recorded them."""
-        seconds = (self.record.get("progress") or {}).get("core_seconds")
-        return seconds / 3600 if isinstance(seconds, int | float) and seconds > 0 else None
+        progress = self.record.get("progress") or {}
+        seconds = progress["core_seconds"] if is_number(progress, "core_seconds") else 0
+        return seconds / 3600 if seconds > 0 else None
 
     @property
     def step_hours(self) -> float | None:
         """Hours that the logged steps took (evaluation, compilation and saving left out)."""
-        seconds = [line.get("timing/seconds") for line in self.lines]
-        total = sum(s for s in seconds if isinstance(s, int | float))
+        key = "timing/seconds"
+        total = sum(line[key] for line in self.lines if is_number(line, key))
         return total / 3600 if total else None
-
-
-def is_number(line: Line, key: str) -> bool:
-    """Say whether a line has a finite number under a key (what is not finite is null)."""
-    value = line.get(key)
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def is_run(folder: Path) -> bool:
@@ -214,10 +212,19 @@ def read_run(folder: Path, name: str, axes: Mapping[str, Any] | None = None) -> 
     )
 
 
+def _json(text: str) -> Any:
+    """Parse JSON; a number that is not finite, which JSON has no word for, becomes None."""
+
+    def finite(digits: str) -> float | None:
+        return number if math.isfinite(number := float(digits)) else None
+
+    return json.loads(text, parse_float=finite, parse_constant=finite)
+
+
 def _json_object(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
     """Read a JSON object of a run; {} if it is not there, or damaged, which is noted."""
     try:
-        found = json.loads((folder / name).read_text("utf-8"))
+        found = _json((folder / name).read_text("utf-8"))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -230,15 +237,11 @@ def _json_object(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
 
 
 def _record(folder: Path, damage: list[str]) -> dict[str, Any]:
-    record = _json_object(folder, RECORD, damage)
-    schema = record.get("schema", 1)
-    if schema != 1:
-        damage.append(f"{RECORD} has schema {schema!r}; this version reads schema 1 and skips it")
+    try:
+        return read_record(folder) or {}
+    except ValueError as error:
+        damage.append(_first_line(error).removeprefix(f"{folder}{os.sep}"))
         return {}
-    if not isinstance(record.get("progress") or {}, dict):
-        damage.append(f"{RECORD}: 'progress' is no object; cost is unknown")
-        return {key: value for key, value in record.items() if key != "progress"}
-    return record
 
 
 def _lines(folder: Path, name: str, damage: list[str]) -> list[Line]:
@@ -266,7 +269,7 @@ def _lines(folder: Path, name: str, damage: list[str]) -> list[Line]:
 
 def _parsed(text: str) -> Line | None:
     try:
-        line = json.loads(text)
+        line = _json(text)
     except ValueError:
         return None
     fine = isinstance(line, dict) and type(line.get("step")) is int
@@ -301,17 +304,9 @@ def _pairs(folder: Path, damage: list[str]) -> dict[str, int]:
 
 def _model(folder: Path, record: Mapping[str, Any], damage: list[str]) -> Model:
     """Take from run.json what it has, and work out the rest from the settings."""
-    names = ("params_total", "params_active", "tokens_per_step", "train_steps", "flops_per_token")
-    said = {name: record[name] for name in names if is_number(record, name)}
-    known: dict[str, Any] = {
-        "total": said.get("params_total"),
-        "active": said.get("params_active"),
-        "tokens_per_step": said.get("tokens_per_step"),
-        "train_steps": said.get("train_steps"),
-    }
-    if "flops_per_token" in said and "tokens_per_step" in said:
-        known["flops_per_step"] = said["flops_per_token"] * said["tokens_per_step"]
-    known = {name: value for name, value in known.items() if value is not None}
+    known = _sizes(record)
+    if is_number(record, "train_steps"):
+        known["train_steps"] = record["train_steps"]
     model = dataclasses.replace(_configured(folder, damage), **known)
     return model if model.total else dataclasses.replace(model, total=_counted(folder))
 
@@ -325,29 +320,25 @@ def _configured(folder: Path, damage: list[str]) -> Model:
     except (ConfigError, SettingError, UnicodeDecodeError) as error:
         damage.append(f"{CONFIG} does not assemble: {_first_line(error)}")
         return Model()
-    from gshard_exp.train.parameters import parameters, totals
-
     settings = {path: show.value_text(value) for path, value in settings_of(tree).items()}
-    total, active = totals(parameters(tree.model))
-    return Model(
-        settings=settings,
-        total=total,
-        active=active,
-        flops_per_step=_useful_flops(tree),
-        tokens_per_step=tree.batch_size * sum(tree.lengths.values()),
-        train_steps=tree.train_steps,
-    )
+    said = _sizes(sizes(tree))
+    return Model(settings=settings, train_steps=tree.train_steps, **said)
 
 
-def _useful_flops(tree: Any) -> float | None:
-    """Return the operations of a step, None for a model that is no translator."""
-    from gshard_exp.model.seq2seq import Seq2SeqModel
-    from gshard_exp.train.flops import useful_flops
-
-    if not isinstance(tree.model, Seq2SeqModel):
-        return None
-    parts = useful_flops(tree.model, batch_size=tree.batch_size, lengths=tree.lengths)
-    return float(sum(parts.values()))
+def _sizes(said: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those attributes of a `Model` that `record.sizes`, or a run.json, knows."""
+    found = {
+        ours: said[theirs]
+        for ours, theirs in (
+            ("total", "params_total"),
+            ("active", "params_active"),
+            ("tokens_per_step", "tokens_per_step"),
+        )
+        if is_number(said, theirs)
+    }
+    if is_number(said, "flops_per_token") and "tokens_per_step" in found:
+        found["flops_per_step"] = said["flops_per_token"] * found["tokens_per_step"]
+    return found
 
 
 def _counted(folder: Path) -> int | None:

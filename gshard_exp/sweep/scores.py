@@ -1,6 +1,7 @@
 """Translation quality of a run: BLEU by language, averages, and delta BLEU."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,14 @@ from gshard_exp.score.quality import Baselines
 METRIC = "bleu"
 DELTA = f"delta_{METRIC}"
 MACRO = "macro"
+
+
+def is_number(row: Mapping[str, Any], key: str) -> bool:
+    """Say whether a row has a finite number under a key."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= sys.float_info.max  # false for NaN, and no overflow of a long integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,15 +85,35 @@ def _mean_delta(rows: Any, group: str) -> dict[str, float]:
     return {DELTA: sum(counted) / len(counted)} if counted else {}
 
 
+def _finite(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out a value of a metric that is no finite number."""
+    return {
+        key: value
+        for key, value in row.items()
+        if key not in (METRIC, DELTA) or is_number(row, key)
+    }
+
+
 def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) -> Scores | None:
-    """Read what `gshard-exp eval` wrote; None, and a line in `damage`, if it is something else."""
+    """Read what `gshard-exp eval` wrote; None, and a line in `damage`, if it is something else.
+
+    A language without BLEU (its task has other metrics) is left out.
+    """
     if not content:
         return None
     try:
         search = content["search"]
         languages = {
-            code: {**row, METRIC: float(row[METRIC])} for code, row in content["languages"].items()
+            code: _finite(row)
+            for code, row in content["languages"].items()
+            if is_number(row, METRIC)
         }
+        if not languages:
+            damage.append(
+                f"{source} has {METRIC} of no language; score the run with {METRIC} among the "
+                "metrics of its tasks (gshard-exp eval)"
+            )
+            return None
         return Scores(
             source=source,
             split=str(content["split"]),
@@ -92,7 +121,7 @@ def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) ->
             search=f"beam of {search['beam_size']}" if search["beam_size"] > 1 else "greedy",
             signature=str(content["metrics"].get(METRIC, "")),
             languages=languages,
-            averages={group: dict(row) for group, row in content["averages"].items()},
+            averages={group: _finite(row) for group, row in content["averages"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         damage.append(f"{source} is no result of an evaluation: {type(error).__name__} {error}")
@@ -108,7 +137,7 @@ def in_training(lines: Sequence[Mapping[str, Any]]) -> Scores | None:
     parts = {
         key.partition("/")[2]: value
         for key, value in line.items()
-        if key.startswith(f"{METRIC}/") and isinstance(value, int | float)
+        if key.startswith(f"{METRIC}/") and is_number(line, key)
     }
     groups = (MACRO, *GROUPS)
     return Scores(

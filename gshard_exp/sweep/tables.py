@@ -6,8 +6,8 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
-from gshard_exp.config.show import columns as aligned
-from gshard_exp.sweep.report import Report, columns, tokens_to_reach, written
+from gshard_exp.sharding.tables import columns
+from gshard_exp.sweep.report import Report, point_columns, tokens_to_reach, written
 from gshard_exp.sweep.runs import differing_settings
 
 CORE = ("point", "status", "cross_entropy")  # columns that stay, even where no run has a value
@@ -40,7 +40,7 @@ def points(report: Report) -> Table:
     """Tabulate the runs; a column that no run has a value for is left out."""
     kept = [
         column
-        for column in columns(report)
+        for column in point_columns(report)
         if column[0] in CORE or any(column[2](run) is not None for run in report.runs)
     ]
     values = [tuple(of(run) for _, _, of, _ in kept) for run in report.runs]
@@ -121,4 +121,4 @@ def as_objects(table: Table) -> list[dict[str, Any]]:
 
 def terminal(table: Table) -> str:
     """Write a table for a terminal."""
-    return "\n".join(aligned([table.heads, *table.rows]))
+    return "\n".join(columns([table.heads, *table.rows]))
