@@ -49,7 +49,7 @@ class Way:
         mesh: sizes of the mesh.
         dispatch: method of all sparse layers; None leaves each its own.
         loop: layers one after the other instead of a scan; None leaves that as it is.
-        remat: a key of `REMAT_POLICIES`; None leaves it as it is.
+        remat: a key of `recompute.REMAT_POLICIES`; None leaves it as it is.
     """
 
     mesh: MeshSpec
