@@ -69,23 +69,14 @@ def drive(
     try:
         _, state = train_lib.train(
             model=_model(experiment),
-            train_dataset_cfg=_dataset(experiment),
-            train_eval_dataset_cfg=None,
-            infer_eval_dataset_cfg=None,
-            checkpoint_cfg=_checkpoints(experiment),
             partitioner=partitioner,
             trainer_cls=make_trainer,
-            model_dir=str(folder_of(experiment).resolve()),
-            total_steps=experiment.train_steps,
-            eval_steps=0,
-            eval_period=0,
-            stats_period=_window(experiment),
-            random_seed=experiment.seed,
             summarize_config_fn=lambda *_: None,  # `make_trainer` writes config.gin
             get_dataset_fn=lambda *_: batches,
             concurrent_metrics=False,  # or `progress` would not run
             actions={"TRAIN": [progress]},
             verify_matching_vocabs_fn=None,  # `check_vocabularies` has done it
+            **_settings(experiment),
         )
     except BaseException:
         # t5x closes its trainer at the end of a run only; one that is left to the garbage collector
@@ -194,13 +185,25 @@ def _model(experiment: Experiment) -> GShardModel:
     )
 
 
-def _checkpoints(experiment: Experiment) -> utils.CheckpointConfig:
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Say in the words of t5x's `train` how long, how often, and with what data."""
     save = utils.SaveCheckpointConfig(
         period=experiment.checkpoints.every_steps,
         keep=experiment.checkpoints.keep,
         save_dataset=True,
     )
-    return utils.CheckpointConfig(save=save)
+    return {
+        "train_dataset_cfg": _dataset(experiment),
+        "train_eval_dataset_cfg": None,
+        "infer_eval_dataset_cfg": None,
+        "checkpoint_cfg": utils.CheckpointConfig(save=save),
+        "model_dir": str(folder_of(experiment).resolve()),
+        "total_steps": experiment.train_steps,
+        "eval_steps": 0,
+        "eval_period": 0,
+        "stats_period": _window(experiment),
+        "random_seed": experiment.seed,
+    }
 
 
 def _dataset(experiment: Experiment) -> utils.DatasetConfig:
