@@ -11,7 +11,7 @@ import models
 import numpy as np
 import pytest
 
-from gshard_exp.model.transformer import REMAT_POLICIES
+from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.train.invariance import DISPATCHES, OneDevice, Way
 from gshard_exp.train.layouts import factorisations, label
 

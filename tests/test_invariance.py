@@ -14,6 +14,7 @@ from gshard_exp import cli
 from gshard_exp.moe.dispatch import EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.gather import GatherDispatch
 from gshard_exp.moe.ragged import RaggedDispatch
+from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.train import invariance
 from gshard_exp.train.invariance import OneDevice, Tolerance, Way, ways
@@ -49,14 +50,14 @@ def test_the_ways_are_all_meshes_with_each_dispatch_and_the_rest_on_one_mesh():
     experiment = models.experiment()
     found = list(ways(experiment, 8))
     meshes = factorisations(8)
+    rest = -2 - len(REMAT_POLICIES)
     dispatches = (EinsumDispatch(), ScatterDispatch(), GatherDispatch(), RaggedDispatch())
-    assert found[:-4] == [Way(mesh, dispatch) for mesh in meshes for dispatch in dispatches]
-    assert {way.mesh for way in found[-4:]} == {MeshSpec(2, 2, 2)}
-    assert [(way.loop, way.remat) for way in found[-4:]] == [
+    assert found[:rest] == [Way(mesh, dispatch) for mesh in meshes for dispatch in dispatches]
+    assert {way.mesh for way in found[rest:]} == {MeshSpec(2, 2, 2)}
+    assert [(way.loop, way.remat) for way in found[rest:]] == [
         (False, None),
         (True, None),
-        (None, "none"),
-        (None, "full"),
+        *((None, policy) for policy in REMAT_POLICIES),
     ]
 
 

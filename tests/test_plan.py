@@ -3,12 +3,14 @@
 import dataclasses
 import importlib.util
 
+import jax
 import models
 import planned
 import pytest
 from test_census import ASYNCHRONOUS
 
 from gshard_exp.errors import SettingError
+from gshard_exp.paths import parameter_path
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.compile import Program, fit_to
 from gshard_exp.plan.cost import estimate
@@ -17,6 +19,7 @@ from gshard_exp.plan.schedule import largest_results, schedule
 from gshard_exp.plan.topology import parse_topology, require_compiler, roomier
 from gshard_exp.sharding import hlo
 from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.train.state import plan_state
 
 V3 = parse_topology("v3:32x32")
 
@@ -258,3 +261,21 @@ def test_a_plan_that_does_not_fit_is_a_result_with_what_is_large_and_what_to_cha
     assert "DOES NOT FIT" in text
     assert "REMAT_POLICY" in text
     assert "NO" in table([plan]).splitlines()[1]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_only_gradients_of_matrices_take_half_and_only_where_they_are_not_added_up(microbatches):
+    tree = planned.experiment(gradient_dtype="bfloat16", microbatches=microbatches)
+    mesh = MeshSpec(expert=4).build()
+    plan = plan_state(tree.model, tree.optimizer, mesh, tree.rules)
+    state, halved = {"parameters": 0, "optimizer": 0}, 0
+    for path, leaf in jax.tree_util.tree_leaves_with_path(plan.abstract.params):
+        size = 4 * leaf.size // (4 if "expert" in str(leaf.sharding.spec) else 1)
+        state["parameters"] += size
+        kept = ("embedding", "norm", "router")
+        halved += 0 if any(word in parameter_path(path) for word in kept) else size // 2
+    sizes = {"argument": 0, "output": 0, "alias": 0, "temp": 10**9, "peak": 10**9}
+    program = Program("v3:2x1", dict(mesh.shape), "", "", sizes, state, 0.1, 0.2, 0.2, {})
+    gradients = make_plan("tiny", tree, program, "layout").memory["gradients"]
+    assert 0 < halved < state["parameters"] // 2
+    assert gradients == state["parameters"] - (halved if microbatches == 1 else 0)

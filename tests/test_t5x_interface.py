@@ -1,6 +1,7 @@
 """What t5x drives of our module, held to its source (t5x/models.py) without t5x."""
 
 import inspect
+import sys
 
 import flax
 import jax
@@ -130,8 +131,15 @@ def test_without_t5x_one_line_says_what_to_install(command, tmp_path, monkeypatc
     argv = ("train", "--runner=t5x", "--gin_file=tests/gin/tiny.gin", f"--gin.MODEL_DIR={tmp_path}")
     status, _, err = command(*argv)
     assert status == 2
-    assert err.count("\n") == 1 and "pip install 'gshard_exp[t5x]'" in err
+    assert err.count("\n") == 1 and 'README.md, "Under t5x"' in err
     assert not list(tmp_path.iterdir())
+
+
+def test_what_t5x_imports_and_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(run, "load_tensorflow", lambda: None)
+    monkeypatch.setitem(sys.modules, "gshard_exp.t5x_runner.drive", None)
+    with pytest.raises(SettingError, match=r't5x_runner\.drive.*README\.md, "Under t5x"'):
+        run.load_drive()
 
 
 @pytest.mark.parametrize("verb", ["show", "inspect", "plan", "diff", "check", "invariance"])

@@ -4,6 +4,7 @@
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -156,7 +157,8 @@ def test_state_of_another_optimizer_starts_anew_and_is_said_to(recorded, tmp_pat
     assert status == 0 and "the optimizer state is of another optimizer: it starts anew" in out
     tree = tiny_run.experiment(tmp_path, *other, small=False)
     found = tiny_run.saved(tree, STEP)
-    assert not any(x.any() for path, x in found.items() if path.startswith(".opt_state"))
+    state = [x for path, x in found.items() if path.startswith(".opt_state")]
+    assert state and not any(x.any() for x in state)
     assert any(x.any() for path, x in found.items() if path.startswith(".params"))
 
 
@@ -185,6 +187,20 @@ def test_what_cannot_be_converted_is_refused(
     status, _, err = command("convert", place, *argv(tmp_path / "new", *bindings))
     assert status == 2 and said in err
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("verb", "missing"),
+    [("convert", "_METADATA"), ("convert", "ocdbt.process_0"), ("train", "_METADATA")],
+)
+def test_a_checkpoint_that_is_not_whole_is_refused(recorded, tmp_path, command, verb, missing):
+    checkpoint = tmp_path / "broken" / recorded[0].name
+    shutil.copytree(recorded[0], checkpoint)
+    lost = checkpoint / "state" / missing
+    shutil.rmtree(lost) if lost.is_dir() else lost.unlink()
+    folder = checkpoint.parent if verb == "train" else tmp_path / "new"
+    status, _, err = command(verb, *[checkpoint] * (verb == "convert"), *argv(folder))
+    assert status == 2 and f"{checkpoint.name} of {checkpoint.parent} is not whole" in err
 
 
 def test_a_folder_with_checkpoints_takes_no_other(recorded, ours, command):

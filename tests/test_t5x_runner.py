@@ -1,5 +1,6 @@
 """Both runners make the same of one experiment. Needs t5x (README.md, "Under t5x")."""
 
+import dataclasses
 import os
 import shutil
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -15,6 +17,7 @@ import tiny_run
 from etils import epath
 from flax.traverse_util import flatten_dict
 
+from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.train.record import read_record
 
 pytest.importorskip(
@@ -165,15 +168,57 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_with_the_first
     assert_same(ten, tmp_path, 10)
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_what_was_saved(tmp_path):
+@dataclasses.dataclass(frozen=True)
+class NoGradient(Seq2SeqModel):
+    """Its loss is finite, and its gradient NaN where that of `PoisonedModel` would be."""
+
+    def loss(self, params, batch, **how):
+        value, metrics = super().loss(params, batch, **how)
+        poisoned = batch["decoder_target_tokens"][0, 0] == tiny_run.POISON
+        root = jnp.sqrt(jnp.where(poisoned, 0.0 * jax.tree.leaves(params)[0].sum(), 1.0))
+        return value + root - jax.lax.stop_gradient(root), metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class InfiniteLoss(Seq2SeqModel):
+    """Its loss is infinite there, and its gradient finite."""
+
+    def loss(self, params, batch, **how):
+        value, metrics = super().loss(params, batch, **how)
+        poisoned = batch["decoder_target_tokens"][0, 0] == tiny_run.POISON
+        return value + jnp.where(poisoned, jnp.inf, 0.0), metrics
+
+
+@pytest.mark.parametrize("kind", [tiny_run.PoisonedModel, NoGradient, InfiniteLoss])
+def test_what_is_not_finite_ends_the_run_and_leaves_what_was_saved(tmp_path, kind):
     from gshard_exp.t5x_runner import run
     from gshard_exp.train.loop import NonFiniteLossError
 
     tree = tiny_run.poisoned(tmp_path, (6,))
+    fields = {field.name: getattr(tree.model, field.name) for field in dataclasses.fields(kind)}
+    tree = dataclasses.replace(tree, model=kind(**fields))
     with pytest.raises(NonFiniteLossError, match="up to 6 is not finite"):
         run.train(tree, report=lambda line: None)
     assert tiny_run.checkpoints(tmp_path) == ["checkpoint_0", "checkpoint_4"]
     assert all(np.isfinite(x).all() for x in params(tmp_path, 4).values())
+
+
+def test_windows_go_together_by_counts_and_time():
+    from gshard_exp.t5x_runner.drive import _means
+
+    windows = [
+        {"loss": 1.0, "skipped_steps": 1.0, "timing/steps_per_second": 1.0},
+        {"loss": 2.0, "skipped_steps": 1.0, "timing/steps_per_second": 3.0},
+    ]
+    windows = [w | {"timing/tokens_per_second": 6 * w["timing/steps_per_second"]} for w in windows]
+    assert _means(windows) == pytest.approx(
+        {
+            "loss": 1.5,
+            "skipped_steps": 2,
+            "timing/steps_per_second": 1.5,
+            "timing/tokens_per_second": 9,
+        }
+    )
 
 
 def test_the_layout_on_a_mesh_is_that_of_our_train_state(tmp_path):

@@ -92,7 +92,7 @@ def moe_model(
         group_size: S, tokens in a routing group.
         routing: name of a file in gin/moe, see `route`.
         dispatch: class of the dispatch method.
-        remat: a key of `transformer.REMAT_POLICIES`.
+        remat: a key of `recompute.REMAT_POLICIES`.
         dtype: of the activations.
     """
     dense = fdl.Config(FeedForward, mlp_dim=sizes.mlp)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 
 import flax.linen as nn
-import jax
 import jax.numpy as jnp
 from flax.linen import partitioning as nn_partitioning
 from jaxtyping import Array, Bool, Float, Int
@@ -21,24 +20,8 @@ from gshard_exp.model.layers import (
     sinusoidal_positions,
 )
 from gshard_exp.moe.layer import MoeLayer
-from gshard_exp.recompute import KEPT
+from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.sharding.annotate import constrain
-
-# What of one repetition's forward pass is kept for its backward pass; the rest is computed again.
-REMAT_POLICIES = {
-    # Keep everything: no recomputation.
-    "none": None,
-    # Keep the results of matrix products without a batch dimension: projections, dense layers.
-    "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    # Keep products with weights, routers' scores and what experts are sent. Norms, attention
-    # weights, dropout and the masks of dispatch are computed again: most of the memory for little
-    # of the time.
-    "products": jax.checkpoint_policies.save_only_these_names(KEPT),
-    # Keep the results of all matrix products.
-    "dots": jax.checkpoint_policies.dots_saveable,
-    # Keep only the input of each repetition (the paper recomputes from 36 layers on).
-    "full": jax.checkpoint_policies.nothing_saveable,
-}
 
 
 class EncoderBlock(nn.Module):
@@ -162,7 +145,7 @@ class Stack(nn.Module):
         pattern: blocks of one period, in order. Which layers are sparse is said here: the paper's
             "every other layer" is (dense, sparse).
         unroll: repetitions per iteration of the scan; `num_layers / len(pattern)` is no loop.
-        remat: a key of `REMAT_POLICIES`.
+        remat: a key of `recompute.REMAT_POLICIES`.
     """
 
     num_layers: int

@@ -6,16 +6,22 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
+from jax.sharding import AbstractMesh
+
 from gshard_exp.plan import parts
 from gshard_exp.plan.compile import Program, seq2seq_model
 from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
 from gshard_exp.plan.schedule import largest_results
 from gshard_exp.plan.topology import Topology, parse_topology
 from gshard_exp.sharding import hlo
+from gshard_exp.sharding.rules import shard_shape
 from gshard_exp.sharding.tables import columns
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.flops import useful_flops
 from gshard_exp.train.parameters import parameters, totals
+from gshard_exp.train.state import abstract_params, placed_params
+from gshard_exp.train.step import rounded
 
 TRILLION = 10**12  # source tokens that every model of the paper was trained on
 
@@ -140,7 +146,7 @@ def make_plan(
         topology=topology,
         layout=layout,
         params=totals(parameters(model)),
-        memory=_memory(program, topology, experiment.gradient_dtype),
+        memory=_memory(experiment, program, topology),
         useful_flops=sum(useful.values()) / topology.cores,
         source_tokens=experiment.batch_size * experiment.lengths["inputs"],
         tokens=tokens,
@@ -151,13 +157,13 @@ def make_plan(
     )
 
 
-def _memory(program: Program, topology: Topology, gradient_dtype: str) -> dict[str, int | None]:
+def _memory(experiment: Experiment, program: Program, topology: Topology) -> dict[str, int | None]:
     """Split the memory of a core.
 
     Parameters and optimizer state are known exactly. Gradients: all of them are alive at the end of
     the backward pass, since a step whose gradient is not finite changes nothing; they are counted
-    by the parameters' size, and activations are what is then left of the peak (among them copies of
-    weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
+    as `_gradient_bytes` says, and activations are what is then left of the peak (among them copies
+    of weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
     start of the backward pass, the two together are right and each alone is not.
     """
     state = program.state_bytes
@@ -171,8 +177,7 @@ def _memory(program: Program, topology: Topology, gradient_dtype: str) -> dict[s
     # XLA on CPU knows no peak: all that it allocates counts.
     allocated = sizes["argument"] + sizes["temp"] + other
     total = allocated if topology.chip is None else sizes["peak"]
-    whole = state["parameters"] // (1 if gradient_dtype == "float32" else 2)
-    gradients = min(whole, max(0, total - held - other))
+    gradients = min(_gradient_bytes(experiment, program), max(0, total - held - other))
     return {
         **state,
         "gradients": gradients,
@@ -181,6 +186,25 @@ def _memory(program: Program, topology: Topology, gradient_dtype: str) -> dict[s
         "total": total,
         "limit": topology.hbm_bytes,
     }
+
+
+def _gradient_bytes(experiment: Experiment, program: Program) -> int:
+    """Sum the gradients on a core, each in the dtype in which it is kept.
+
+    That is the dtype of what `train.step.rounded` makes of its parameter, unless a batch is
+    computed in parts: those are added up in float32.
+    """
+    dtype = experiment.gradient_dtype
+    if dtype == "float32" or experiment.microbatches > 1:
+        return program.state_bytes["parameters"]
+    mesh = AbstractMesh(tuple(program.mesh.values()), tuple(program.mesh))
+    params, names = abstract_params(experiment.model)
+    kept = jax.eval_shape(lambda params: rounded(params, names, dtype), params)
+    placed = placed_params(experiment.model, mesh, experiment.rules)
+    return sum(
+        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf_kept.dtype.itemsize
+        for leaf, leaf_kept in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True)
+    )
 
 
 def _wanted_bytes(error: str) -> int | None:

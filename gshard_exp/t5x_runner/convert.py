@@ -6,7 +6,13 @@ from pathlib import Path
 from gshard_exp.data.batches import BatchIterator
 from gshard_exp.errors import SettingError
 from gshard_exp.t5x_runner import layout
-from gshard_exp.train.checkpoint import DATA, checkpoint_steps, refuse_other_params, written_by_t5x
+from gshard_exp.train.checkpoint import (
+    DATA,
+    checkpoint_steps,
+    readable,
+    refuse_other_params,
+    written_by_t5x,
+)
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.loop import Report, folder_of, write_files
 from gshard_exp.train.state import TrainState, model_info, plan_state
@@ -29,7 +35,8 @@ def convert(
         report: prints a line for a person.
 
     Raises:
-        SettingError: no such checkpoint, one of another model, or `model_dir` holds some already.
+        SettingError: no such checkpoint, one of another model or not whole, or `model_dir` holds
+            some already.
     """
     step = _step_of(checkpoint)
     folder = folder_of(experiment)
@@ -47,7 +54,9 @@ def convert(
     from_t5x = written_by_t5x(checkpoint)
     if from_t5x:
         refuse_other_params(checkpoint, plan.abstract.params)
-        state, known = layout.read_t5x(checkpoint, plan.init(experiment.seed))
+        begin = plan.init(experiment.seed)
+        with readable(checkpoint):
+            state, known = layout.read_t5x(checkpoint, begin)
         if not known:
             report("the optimizer state is of another optimizer: it starts anew")
         _go_to(batches, checkpoint / layout.DATASET / layout.POSITION, report)
@@ -79,7 +88,8 @@ def _step_of(checkpoint: Path) -> int:
 def _ours(experiment: Experiment, checkpoint: Path, step: int, abstract: TrainState) -> TrainState:
     opened = experiment.checkpoints.open(str(checkpoint.parent))
     try:
-        return opened.restore(step, abstract, None)
+        with readable(checkpoint):
+            return opened.restore(step, abstract, None)
     finally:
         opened.close()
 

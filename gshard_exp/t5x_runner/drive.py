@@ -16,7 +16,7 @@ from gshard_exp.data.tokens import INPUTS, TARGETS
 from gshard_exp.score.beam import BeamSearch
 from gshard_exp.t5x_runner.batches import OurBatches
 from gshard_exp.t5x_runner.model import GShardModel
-from gshard_exp.t5x_runner.optimizer import NamedOptimizer
+from gshard_exp.t5x_runner.optimizer import NamedOptimizer, SkippedSteps
 from gshard_exp.t5x_runner.partitioner import MeshPartitioner
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.loop import Evaluations, NonFiniteLossError, Report, folder_of, write_files
@@ -56,35 +56,27 @@ def drive(
             report=report,
         )
         progress.begin(state, record)
-        rate = experiment.optimizer.learning_rate
-        made.append(trainer.Trainer(learning_rate_fn=rate, num_microbatches=None, **how))
+        made.append(
+            trainer.Trainer(
+                learning_rate_fn=experiment.optimizer.learning_rate,
+                num_microbatches=None,
+                weight_metrics_computer=SkippedSteps(),
+                **how,
+            )
+        )
         return made[0]
 
-    save = utils.SaveCheckpointConfig(
-        period=experiment.checkpoints.every_steps,
-        keep=experiment.checkpoints.keep,
-        save_dataset=True,
-    )
     try:
         _, state = train_lib.train(
             model=_model(experiment),
-            train_dataset_cfg=_dataset(experiment),
-            train_eval_dataset_cfg=None,
-            infer_eval_dataset_cfg=None,
-            checkpoint_cfg=utils.CheckpointConfig(save=save),
             partitioner=partitioner,
             trainer_cls=make_trainer,
-            model_dir=str(folder_of(experiment).resolve()),
-            total_steps=experiment.train_steps,
-            eval_steps=0,
-            eval_period=0,
-            stats_period=_window(experiment),
-            random_seed=experiment.seed,
             summarize_config_fn=lambda *_: None,  # `make_trainer` writes config.gin
             get_dataset_fn=lambda *_: batches,
             concurrent_metrics=False,  # or `progress` would not run
             actions={"TRAIN": [progress]},
             verify_matching_vocabs_fn=None,  # `check_vocabularies` has done it
+            **_settings(experiment),
         )
     except BaseException:
         # t5x closes its trainer at the end of a run only; one that is left to the garbage collector
@@ -140,16 +132,25 @@ class Progress(trainer.BaseAction):
             self._record.save(step)
         if summary["skipped_steps"].value > 0:
             raise NonFiniteLossError(
-                f"a loss in the steps up to {step} is not finite. What checkpoints there are stay "
-                "intact. Try a lower learning rate or gradient clipping (max_grad_norm)."
+                f"a loss or gradient in the steps up to {step} is not finite. What checkpoints "
+                "there are stay intact. Try a lower learning rate or gradient clipping "
+                "(max_grad_norm)."
             )
         self._evaluations.run(step, unfreeze(train_state.params))
         return False
 
 
 def _means(windows: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    names = [name for name in windows[0] if name != UPTIME]
-    return {name: float(np.mean([window[name] for window in windows])) for name in names}
+    """Put windows of equally many steps together: counts add up, rates go by the time taken."""
+    seconds = [1 / window["timing/steps_per_second"] for window in windows]
+
+    def together(name: str) -> float:
+        values = [window[name] for window in windows]
+        if name == "skipped_steps":
+            return float(np.sum(values))
+        return float(np.average(values, weights=seconds if name.endswith("_per_second") else None))
+
+    return {name: together(name) for name in windows[0] if name != UPTIME}
 
 
 def _window(experiment: Experiment) -> int:
@@ -182,6 +183,27 @@ def _model(experiment: Experiment) -> GShardModel:
         decode_fn=functools.partial(decoding.beam_search, alpha=search.alpha),
         num_decodes=search.beam_size,
     )
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    """Say in the words of t5x's `train` how long, how often, and with what data."""
+    save = utils.SaveCheckpointConfig(
+        period=experiment.checkpoints.every_steps,
+        keep=experiment.checkpoints.keep,
+        save_dataset=True,
+    )
+    return {
+        "train_dataset_cfg": _dataset(experiment),
+        "train_eval_dataset_cfg": None,
+        "infer_eval_dataset_cfg": None,
+        "checkpoint_cfg": utils.CheckpointConfig(save=save),
+        "model_dir": str(folder_of(experiment).resolve()),
+        "total_steps": experiment.train_steps,
+        "eval_steps": 0,
+        "eval_period": 0,
+        "stats_period": _window(experiment),
+        "random_seed": experiment.seed,
+    }
 
 
 def _dataset(experiment: Experiment) -> utils.DatasetConfig:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 from t5x import decoding
-from t5x.metrics import AveragePerStep, StepsPerTime, Sum, TimeRate
+from t5x.metrics import AveragePerStep, StepsPerTime, TimeRate
 from t5x.models import DecoderParams, EncoderDecoderModel
 
 from gshard_exp.model.seq2seq import Seq2SeqModel
@@ -62,7 +62,11 @@ class GShardModel(EncoderDecoderModel):
     def loss_fn(
         self, params: Any, batch: Mapping[str, Array], dropout_rng: Array | None
     ) -> tuple[Float[Array, ""], dict]:
-        """Compute the loss of a batch, and what t5x writes of it; see `Seq2SeqModel.loss`."""
+        """Compute the loss of a batch, and what t5x writes of it; see `Seq2SeqModel.loss`.
+
+        The gradient of a loss that is not finite is made NaN, whatever it was: it is all that an
+        optimizer of t5x sees, and `NamedOptimizer` then skips the step as `train.step` does.
+        """
         key = None if dropout_rng is None else jax.random.wrap_key_data(dropout_rng)
         total_weight = self._model.weight(batch)
         batch = {**batch, "rows": jnp.arange(len(batch["encoder_input_tokens"]))}
@@ -74,7 +78,8 @@ class GShardModel(EncoderDecoderModel):
         if self._microbatches > 1:
             loss = jax.checkpoint(loss)  # or the activations of all parts would be kept
         value, metrics = accumulate(loss, params, batch, self._microbatches)
-        return value, _written(value, metrics)
+        poison = jnp.where(jnp.isfinite(value), 1.0, jnp.nan)
+        return value * poison, _written(value, metrics)
 
 
 def _written(loss: Float[Array, ""], metrics: Mapping) -> dict[str, clu.metrics.Metric]:
@@ -90,7 +95,6 @@ def _written(loss: Float[Array, ""], metrics: Mapping) -> dict[str, clu.metrics.
         "accuracy": per_token("correct"),
         "cross_ent_loss_per_all_target_tokens": per_token("cross_ent_loss"),
         "z_loss_per_all_target_tokens": per_token("z_loss"),
-        "skipped_steps": Sum(total=1.0 - jnp.isfinite(loss).astype(jnp.float32)),
         "timing/steps_per_second": StepsPerTime.from_model_output(),
         "timing/target_tokens_per_second": TimeRate.from_model_output(numerator=tokens),
         "timing/tokens_per_second": TimeRate.from_model_output(

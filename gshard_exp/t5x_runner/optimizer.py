@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from flax.core import freeze, unfreeze
 from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool
+from t5x.metrics import Sum
 from t5x.optimizers import OptaxWrapper, OptimizerState
 
 from gshard_exp.train.optimizer import Optimizer, state_names
@@ -44,7 +46,7 @@ class NamedOptimizer(OptaxWrapper):
         """Take a step; `hyper_params`, t5x's learning rate, is not used."""
         del hyper_params
         before, grads = unfreeze(params), unfreeze(grads)
-        finite = jnp.isfinite(optax.tree.norm(grads))
+        finite = _finite(grads)
         updates, opt_state = self.optax_optimizer.update(grads, state.param_states, before)
         after = optax.apply_updates(before, updates)
         keep = lambda new, old: jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)  # noqa: E731
@@ -60,3 +62,20 @@ class NamedOptimizer(OptaxWrapper):
         return optimizer.replace(
             target=param_logical_axes, state=OptimizerState(step=None, param_states=specs)
         )
+
+
+class SkippedSteps:
+    """Counts the steps that `NamedOptimizer` skips, as the metric `skipped_steps`.
+
+    Of t5x's hooks around a step, its `WeightMetricsComputer` (t5x/trainer.py) is the one that is
+    shown the gradient.
+    """
+
+    def compute_metrics(self, gradients: Any, old_train_state: Any, new_train_state: Any) -> dict:
+        """Return the metric; t5x adds it to those of the loss."""
+        del old_train_state, new_train_state
+        return {"skipped_steps": Sum(total=1.0 - _finite(gradients).astype(jnp.float32))}
+
+
+def _finite(gradients: Any) -> Bool[Array, ""]:
+    return jnp.isfinite(optax.tree.norm(gradients))

@@ -1,7 +1,7 @@
 """The runner `t5x`: refuses what t5x cannot do, then hands over."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gshard_exp.data.tensorflow_import import load_tensorflow
@@ -10,6 +10,8 @@ from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.train.checkpoint import checkpoint_steps, refuse_other_layout
 from gshard_exp.train.experiment import Experiment, check_layout, check_vocabularies
 from gshard_exp.train.loop import Report, folder_of
+
+_INSTALL = 'README.md, "Under t5x", lists what to install.'
 
 
 def train(
@@ -44,10 +46,7 @@ def train(
     if steps and steps[-1] > experiment.train_steps:
         report(f"step {steps[-1]} of {experiment.train_steps}: the run is complete")
         return None
-    load_tensorflow()
-    from gshard_exp.t5x_runner.drive import drive
-
-    return drive(experiment, files or {}, report, argv)
+    return load_drive()(experiment, files or {}, report, argv)
 
 
 def require_t5x() -> None:
@@ -57,10 +56,23 @@ def require_t5x() -> None:
         SettingError: it says what to install.
     """
     if importlib.util.find_spec("t5x") is None:
+        raise SettingError(f"--runner=t5x needs t5x, which is not installed. {_INSTALL}")
+
+
+def load_drive() -> Callable:
+    """Import `drive.drive`, and with it t5x.
+
+    Raises:
+        SettingError: t5x is there, and something that it imports is not.
+    """
+    try:
+        load_tensorflow()
+        from gshard_exp.t5x_runner.drive import drive
+    except ImportError as error:
         raise SettingError(
-            "--runner=t5x needs t5x, which is not installed: pip install 'gshard_exp[t5x]' "
-            '(README.md, "Under t5x").'
-        )
+            f"t5x is installed, but what it imports is not all there: {error}. {_INSTALL}"
+        ) from error
+    return drive
 
 
 def _refuse_what_t5x_cannot(experiment: Experiment) -> None:

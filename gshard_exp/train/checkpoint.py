@@ -1,6 +1,8 @@
 """Checkpoints through orbax: train state and position in the data, committed together."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -200,13 +202,13 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
             hint="Name one of them, or none for the newest.",
         )
     place = folder / f"checkpoint_{step}" / STATE
-    try:
+    checkpoint = Path(place).parent
+    with readable(checkpoint):
         # Reads of many arrays at once, of which one fails, complain of one another afterwards.
         if not any(place.glob("ocdbt.process_*")):
             raise FileNotFoundError(f"{place} holds no arrays")
         # The handler itself: a Checkpointer would warn of what belongs to the folder above.
         handler = ocp.PyTreeCheckpointHandler()
-        checkpoint = Path(place).parent
         refuse_other_params(checkpoint, abstract)
         key = T5X_PARAMS if written_by_t5x(checkpoint) else PARAMS
         restored = handler.restore(
@@ -217,16 +219,28 @@ def restore_params(model_dir: Path, step: int | None, abstract: Any) -> tuple[in
                 partial_restore=True,
             ),
         )
+    return step, restored[key]
+
+
+@contextlib.contextmanager
+def readable(checkpoint: Path) -> Iterator[None]:
+    """Turn what orbax raises while it reads a broken folder checkpoint_N into one message.
+
+    Raises:
+        SettingError: the checkpoint is not whole.
+    """
+    try:
+        yield
     except SettingError:
         raise
     except Exception as error:  # what a broken file raises depends on where it is broken
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingError(
-            f"checkpoint_{step} of {model_dir} is not whole and cannot be read: {reason[:200]}",
-            settings=("step",),
+            f"{checkpoint.name} of {checkpoint.parent} is not whole and cannot be read: "
+            f"{reason[:200]}",
+            settings=("step", "model_dir"),
             hint="Use another step, or copy the checkpoint again.",
         ) from error
-    return step, restored[key]
 
 
 def checkpoint_steps(model_dir: Path) -> list[int]:
@@ -237,8 +251,7 @@ def checkpoint_steps(model_dir: Path) -> list[int]:
 
 def written_by_t5x(checkpoint: Path) -> bool:
     """Say whether a folder checkpoint_N is one of t5x's, not ours."""
-    place = epath.Path(checkpoint.absolute()) / STATE
-    return T5X_PARAMS in ocp.PyTreeCheckpointHandler().metadata(place).tree
+    return T5X_PARAMS in _saved(checkpoint)
 
 
 def refuse_other_layout(checkpoint: Path, *, t5x: bool) -> None:
@@ -263,6 +276,13 @@ def refuse_other_params(checkpoint: Path, params: Params) -> None:
     Raises:
         SettingError: with the first that differs.
     """
-    saved = ocp.PyTreeCheckpointHandler().metadata(epath.Path(checkpoint.absolute()) / STATE).tree
+    saved = _saved(checkpoint)
     found = saved[T5X_PARAMS if T5X_PARAMS in saved else PARAMS]
     _refuse_other_shapes(checkpoint.name, {PARAMS: found}, {PARAMS: params})
+
+
+def _saved(checkpoint: Path) -> Mapping[str, Any]:
+    """Read what arrays a checkpoint of either runner has, with their shapes."""
+    with readable(checkpoint):
+        place = epath.Path(checkpoint.absolute()) / STATE
+        return ocp.PyTreeCheckpointHandler().metadata(place).tree

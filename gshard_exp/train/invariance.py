@@ -23,6 +23,7 @@ from gshard_exp.moe.dispatch import Dispatch, EinsumDispatch, ScatterDispatch
 from gshard_exp.moe.gather import GatherDispatch
 from gshard_exp.moe.layer import MoeLayer
 from gshard_exp.moe.ragged import RaggedDispatch
+from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.layouts import factorisations, label, reason_against
@@ -49,7 +50,7 @@ class Way:
         mesh: sizes of the mesh.
         dispatch: method of all sparse layers; None leaves each its own.
         loop: layers one after the other instead of a scan; None leaves that as it is.
-        remat: a key of `REMAT_POLICIES`; None leaves it as it is.
+        remat: a key of `recompute.REMAT_POLICIES`; None leaves it as it is.
     """
 
     mesh: MeshSpec
@@ -129,8 +130,8 @@ def ways(experiment: Experiment, devices: int) -> Iterator[Way]:
         mesh = max(fitting, key=lambda mesh: sum(n > 1 for n in dataclasses.astuple(mesh)))
         yield Way(mesh, loop=False)
         yield Way(mesh, loop=True)
-        yield Way(mesh, remat="none")
-        yield Way(mesh, remat="full")
+        for policy in REMAT_POLICIES:
+            yield Way(mesh, remat=policy)
 
 
 def dispatches(model: Model) -> tuple[Dispatch, ...]:

@@ -126,9 +126,10 @@ def rounded(params: Params, names: Mapping[str, Names], dtype: str) -> Params:
 
 
 def accumulate(gradient, params, batch: Batch, microbatches: int):
-    """Sum a gradient function over consecutive parts of a batch.
+    """Sum a function over consecutive parts of a batch.
 
-    `gradient(params, part) -> ((loss, metrics), grads)`, all of which add up to the whole's.
+    Any function of parameters and a part whose results, a tree of arrays, add up to the whole's:
+    losses, metrics, gradients.
     """
     if microbatches == 1:
         return gradient(params, batch)
