@@ -22,7 +22,7 @@ from typing import Any
 
 from gshard_exp.config import ConfigError, reading, show
 from gshard_exp.config.flatten import settings as settings_of
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, first_line
 from gshard_exp.sweep.scores import Scores, in_training, is_number, of_evaluation
 from gshard_exp.train.record import FILE, read_record, sizes
 
@@ -228,7 +228,7 @@ def _json_object(folder: Path, name: str, damage: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        damage.append(f"{name} cannot be read: {_first_line(error)}")
+        damage.append(f"{name} cannot be read: {first_line(error)}")
         return {}
     if not isinstance(found, dict):
         damage.append(f"{name} holds a {type(found).__name__}, not an object")
@@ -240,7 +240,7 @@ def _record(folder: Path, damage: list[str]) -> dict[str, Any]:
     try:
         return read_record(folder) or {}
     except ValueError as error:
-        damage.append(_first_line(error).removeprefix(f"{folder}{os.sep}"))
+        damage.append(first_line(error).removeprefix(f"{folder}{os.sep}"))
         return {}
 
 
@@ -251,7 +251,7 @@ def _lines(folder: Path, name: str, damage: list[str]) -> list[Line]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        damage.append(f"{name} cannot be read: {_first_line(error)}")
+        damage.append(f"{name} cannot be read: {first_line(error)}")
         return []
     by_step: dict[int, Line] = {}
     bad: list[int] = []
@@ -318,7 +318,7 @@ def _configured(folder: Path, damage: list[str]) -> Model:
     try:
         tree = reading.read_subject(str(folder)).assembled.tree
     except (ConfigError, SettingError, UnicodeDecodeError) as error:
-        damage.append(f"{CONFIG} does not assemble: {_first_line(error)}")
+        damage.append(f"{CONFIG} does not assemble: {first_line(error)}")
         return Model()
     settings = {path: show.value_text(value) for path, value in settings_of(tree).items()}
     said = _sizes(sizes(tree))
@@ -347,10 +347,6 @@ def _counted(folder: Path) -> int | None:
     text = path.read_bytes().decode("utf-8", "replace") if path.is_file() else ""
     found = re.search(r"^Total number of parameters: (\d+)$", text, re.M)
     return int(found[1]) if found else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def differing_settings(runs: Sequence[Run]) -> list[tuple[list[str], list[str | None]]]:
