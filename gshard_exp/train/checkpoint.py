@@ -230,6 +230,10 @@ def readable(checkpoint: Path) -> Iterator[None]:
         SettingError: the checkpoint is not whole.
     """
     try:
+        # Told before anything is read: orbax would leave half-done reads behind.
+        description = checkpoint / STATE / "_METADATA"
+        if not description.exists():
+            raise FileNotFoundError(f"{description} is missing")
         yield
     except SettingError:
         raise
