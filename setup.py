@@ -104,7 +104,7 @@ setup(
         "corpus": CORPUS,
         "vision": VISION,
         "t5x": T5X,
-        "tpu_plan": TPU_COMPILER,
+        "tpu-plan": TPU_COMPILER,
         "bench": BENCH,
         "slurm": SLURM,
         "report": REPORT,

@@ -2,7 +2,7 @@
 
     python experiments/paper_tables/run.py --programs=/tmp/programs
 
-Needs libtpu (pip install '.[tpu_plan,bench]'), no TPU; about two minutes of one processor core a
+Needs libtpu (pip install '.[tpu-plan,bench]'), no TPU; about two minutes of one processor core a
 row. A row whose program is in the folder already is not compiled again.
 """
 

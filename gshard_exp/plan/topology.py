@@ -140,7 +140,7 @@ def require_compiler(topology: Topology) -> None:
         raise SettingError(
             f"--topology={topology.name} needs the TPU compiler, and libtpu is not installed "
             "(no TPU is needed).",
-            hint="pip install 'gshard_exp[tpu_plan]', or plan on CPU devices: --topology=cpu:8.",
+            hint="pip install 'gshard_exp[tpu-plan]', or plan on CPU devices: --topology=cpu:8.",
         )
 
 
