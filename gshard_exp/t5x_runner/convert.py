@@ -14,7 +14,7 @@ from gshard_exp.train.checkpoint import (
     written_by_t5x,
 )
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.loop import Report, folder_of, write_files
+from gshard_exp.train.loop import Report, write_files
 from gshard_exp.train.state import TrainState, model_info, plan_state
 
 
@@ -39,7 +39,7 @@ def convert(
             some already.
     """
     step = _step_of(checkpoint)
-    folder = folder_of(experiment)
+    folder = experiment.folder
     if checkpoint_steps(folder):
         raise SettingError(
             f"{folder} holds checkpoints already: a converted one needs a folder of its own.",

@@ -19,7 +19,7 @@ from gshard_exp.t5x_runner.model import GShardModel
 from gshard_exp.t5x_runner.optimizer import NamedOptimizer, SkippedSteps
 from gshard_exp.t5x_runner.partitioner import MeshPartitioner
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.loop import Evaluations, NonFiniteLossError, Report, folder_of, write_files
+from gshard_exp.train.loop import Evaluations, NonFiniteLossError, Report, write_files
 from gshard_exp.train.metrics import Console, JsonLines
 from gshard_exp.train.record import Clock, RunRecord, start_record
 
@@ -103,10 +103,10 @@ class Progress(trainer.BaseAction):
         self._record = record
         step, last = int(train_state.step), self._experiment.train_steps
         self._evaluations = Evaluations(self._experiment, self._mesh, self._report, step)
-        path: Path = folder_of(self._experiment) / "train" / "metrics.jsonl"
+        path: Path = self._experiment.folder / "train" / "metrics.jsonl"
         self._writers = (JsonLines(path, step), Console(self._report, last))
         if step:
-            self._report(f"resuming from {folder_of(self._experiment) / f'checkpoint_{step}'}")
+            self._report(f"resuming from {self._experiment.folder / f'checkpoint_{step}'}")
         self._evaluations.run(step, unfreeze(train_state.params))
         if step == last:
             self._report(f"step {step} of {last}: the run is complete")
@@ -197,7 +197,7 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
         "train_eval_dataset_cfg": None,
         "infer_eval_dataset_cfg": None,
         "checkpoint_cfg": utils.CheckpointConfig(save=save),
-        "model_dir": str(folder_of(experiment).resolve()),
+        "model_dir": str(experiment.folder.resolve()),
         "total_steps": experiment.train_steps,
         "eval_steps": 0,
         "eval_period": 0,

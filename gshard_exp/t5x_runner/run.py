@@ -9,7 +9,7 @@ from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.train.checkpoint import checkpoint_steps, refuse_other_layout
 from gshard_exp.train.experiment import Experiment, check_layout, check_vocabularies
-from gshard_exp.train.loop import Report, folder_of
+from gshard_exp.train.loop import Report
 
 _INSTALL = 'README.md, "Under t5x", lists what to install.'
 
@@ -40,9 +40,9 @@ def train(
     # Here: a mesh of simulated devices has to be built before JAX starts.
     check_layout(experiment, experiment.mesh.build())
     check_vocabularies(experiment)
-    steps = checkpoint_steps(folder_of(experiment))
+    steps = checkpoint_steps(experiment.folder)
     if steps:
-        refuse_other_layout(folder_of(experiment) / f"checkpoint_{steps[-1]}", t5x=True)
+        refuse_other_layout(experiment.folder / f"checkpoint_{steps[-1]}", t5x=True)
     if steps and steps[-1] > experiment.train_steps:
         report(f"step {steps[-1]} of {experiment.train_steps}: the run is complete")
         return None

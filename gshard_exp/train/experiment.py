@@ -129,6 +129,11 @@ class Experiment:
                 hint=f"Set microbatches to a divisor of {self.batch_size}.",
             )
 
+    @property
+    def folder(self) -> Path:
+        """Where the run writes: `model_dir`."""
+        return Path(self.model_dir).expanduser()
+
 
 def plan_experiment(
     experiment: Experiment, devices: Sequence[jax.Device] | None = None

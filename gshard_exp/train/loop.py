@@ -47,15 +47,6 @@ class _Run:
     checkpoints: CheckpointFolder
     report: Report
 
-    @property
-    def folder(self) -> Path:
-        return folder_of(self.experiment)
-
-
-def folder_of(experiment: Experiment) -> Path:
-    """Return the folder of a run."""
-    return Path(experiment.model_dir).expanduser()
-
 
 def train(
     experiment: Experiment,
@@ -115,14 +106,14 @@ def write_files(
 ) -> None:
     """Write files about a run; one that says otherwise about its `start` steps so far is kept."""
     for name, text in files.items():
-        path = folder_of(experiment) / name
+        path = experiment.folder / name
         before = path.read_text(encoding="utf-8") if path.exists() else text
         if start and _without_comments(before) != _without_comments(text):
             kept = path.with_name(f"{path.stem}_until_{start}{path.suffix}")
             path.replace(kept)
             report(f"settings differ from those of the steps so far, which are in {kept}")
         path.write_text(text, encoding="utf-8")
-    experiment.data.write_model_files(folder_of(experiment))
+    experiment.data.write_model_files(experiment.folder)
 
 
 def _without_comments(text: str) -> list[str]:
@@ -134,7 +125,7 @@ def _start(run: _Run) -> tuple[TrainState, int]:
     step = run.checkpoints.latest_step()
     if step is None:
         return run.plan.init(run.experiment.seed), 0
-    run.report(f"resuming from {run.folder / f'checkpoint_{step}'}")
+    run.report(f"resuming from {run.experiment.folder / f'checkpoint_{step}'}")
     return run.checkpoints.restore(step, run.plan.abstract, run.batches), step
 
 
@@ -147,7 +138,7 @@ def _steps(run: _Run, state: TrainState, start: int, record: RunRecord) -> Train
         run.report(f"step {start} of {last}: the run is complete")
         return state
     console = Console(run.report, last)
-    writers = open_writers(run.folder / "train", start_step=start, console=console)
+    writers = open_writers(run.experiment.folder / "train", start_step=start, console=console)
     window = Window(experiment.model, experiment.optimizer.learning_rate)
     previous: dict | None = None
     entries = experiment.model.batch_entries(experiment.batch_size, experiment.lengths)
@@ -229,7 +220,7 @@ class Evaluations:
         return self._folder(evaluator) / f"report_{step}.txt"
 
     def _folder(self, evaluator: Evaluator) -> Path:
-        return folder_of(self._experiment) / "training_eval" / evaluator.name
+        return self._experiment.folder / "training_eval" / evaluator.name
 
 
 def _check_finite(run: _Run, step: int, metrics: dict | None) -> None:

@@ -125,7 +125,7 @@ def start_record(
         argv: words of the command line, if there was one.
         report: is told of a file that cannot be read; it is kept under another name.
     """
-    path = Path(experiment.model_dir).expanduser() / FILE
+    path = experiment.folder / FILE
     try:
         before = read_record(path.parent) or {}
     except ValueError as error:
