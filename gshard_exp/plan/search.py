@@ -9,7 +9,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from gshard_exp.errors import SettingError
+from gshard_exp.errors import SettingError, first_line
 from gshard_exp.model.contract import moe_layers
 from gshard_exp.plan.plan import Plan, table
 from gshard_exp.recompute import REMAT_POLICIES
@@ -77,7 +77,7 @@ def _tried(name: str, candidate: Experiment, attempt: Try) -> Found:
     except SettingError as error:  # of what only tracing meets
         return Found(name, None, error.problem)
     except RuntimeError as error:  # the compiler's
-        return Found(name, None, str(error).splitlines()[0])
+        return Found(name, None, first_line(error))
 
 
 def _meshes(experiment: Experiment) -> Iterator[Candidate]:

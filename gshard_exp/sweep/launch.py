@@ -29,6 +29,7 @@ from gshard_exp.sweep.state import (
     finished_steps,
     status_of,
 )
+from gshard_exp.train.checkpoint import checkpoint_steps
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.metrics import clock
 from gshard_exp.train.record import sizes
@@ -42,7 +43,6 @@ REQUEST = signal.SIGINT
 FREE = re.compile(
     r"(model_dir|train_steps|mesh|checkpoints|evaluators|log_every_steps|search)\b|.*\.cache_dir$"
 )
-_CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 Report = Callable[[str], None]
 
 
@@ -77,7 +77,7 @@ def conflict(prepared: Prepared) -> str:
     A run that ended before its first checkpoint left its settings, and nothing trained with them.
     """
     config = prepared.folder / "config.gin"
-    trained = _saved_steps(prepared.folder) or finished_steps(prepared.folder)
+    trained = checkpoint_steps(prepared.folder) or finished_steps(prepared.folder)
     if not config.exists() or not trained:
         return ""
     try:
@@ -263,14 +263,8 @@ def is_done(prepared: Prepared) -> bool:
 
 
 def _beginning(folder: Path) -> str:
-    steps = _saved_steps(folder)
-    return f"goes on from step {max(steps)}" if steps else "starts"
-
-
-def _saved_steps(folder: Path) -> list[int]:
-    """List the steps of whole checkpoints."""
-    found = (_CHECKPOINT.fullmatch(path.name) for path in folder.glob("checkpoint_*"))
-    return [int(name[1]) for name in found if name]
+    steps = checkpoint_steps(folder)
+    return f"goes on from step {steps[-1]}" if steps else "starts"
 
 
 class _Pace:

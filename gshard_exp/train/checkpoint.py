@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from gshard_exp.data.batches import BatchIterator
-from gshard_exp.errors import SettingError, require_at_least
+from gshard_exp.errors import SettingError, first_line, require_at_least
 from gshard_exp.model.contract import Params
 from gshard_exp.paths import parameter_path
 from gshard_exp.train.state import TrainState
@@ -238,10 +238,9 @@ def readable(checkpoint: Path) -> Iterator[None]:
     except SettingError:
         raise
     except Exception as error:  # what a broken file raises depends on where it is broken
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SettingError(
             f"{checkpoint.name} of {checkpoint.parent} is not whole and cannot be read: "
-            f"{reason[:200]}",
+            f"{first_line(error)[:200]}",
             settings=("step", "model_dir"),
             hint="Use another step, or copy the checkpoint again.",
         ) from error
