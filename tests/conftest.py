@@ -7,6 +7,9 @@ import tempfile
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# The workers of pytest-xdist keep all cores busy: to split a module for several threads of the
+# compiler costs 6 % of the time here and gains nothing.
+os.environ.setdefault("XLA_FLAGS", "--xla_cpu_parallel_codegen_split_count=1")
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
     # Of this process alone: JAX does not write whole files at once, so that two that run at the
     # same time would read halves. Processes that tests start inherit it.

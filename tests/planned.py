@@ -5,7 +5,7 @@ import dataclasses
 import models
 
 from gshard_exp.train.experiment import Experiment
-from gshard_exp.train.optimizer import Adafactor, SqrtDecay
+from gshard_exp.train.optimizer import Adafactor, AdamW, SqrtDecay
 
 
 def experiment(seq2seq=None, **fields) -> Experiment:
@@ -18,5 +18,8 @@ def experiment(seq2seq=None, **fields) -> Experiment:
 
 
 def small() -> Experiment:
-    """One sparse block a stack and no dropout: little for a TPU's compiler to do."""
-    return experiment(models.model(encoder="s", decoder="s", repeats=(1, 1), dropout=0.0))
+    """Two blocks, no dropout, AdamW: little for a TPU's compiler to do."""
+    return experiment(
+        models.model(encoder="s", decoder="d", repeats=(1, 1), dropout=0.0),
+        optimizer=AdamW(learning_rate=SqrtDecay()),
+    )

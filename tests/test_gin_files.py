@@ -57,8 +57,10 @@ RULES = {
     "gin/runs/": Rule((*MODEL, SHARDING, TASK, THIS)),
     "gin/paper/": Rule((THIS,)),
     "experiments/": Rule((THIS,)),
+    "experiments/mini_m4/": Rule((THIS,), ("TRAIN_STEPS=200",)),
     "experiments/mini_m4/parts/": Rule(
         ("experiments/mini_m4/mini_m4.gin", THIS),
+        ("TRAIN_STEPS=200",),
         unread=("NUM_EXPERTS", "EXPERT_MLP_DIM", "GROUP_SIZE"),
     ),
     "experiments/vision_moe/": Rule((THIS,), ("TASK_FEATURE_LENGTHS={}", "TRAIN_STEPS=100")),

@@ -13,14 +13,13 @@ from gshard_exp.plan.compile import compile_here, fit_to
 from gshard_exp.plan.plan import make_plan
 from gshard_exp.plan.topology import parse_topology
 from gshard_exp.sharding.mesh import MeshSpec
-from gshard_exp.train import invariance
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu (pip install libtpu)"
 )
 V3 = "--topology=v3:2x2"
-# One block a stack: little to compile.
-SMALL = [f"--gin.{binding}" for binding in (*tiny_run.SMALL[:4], "GROUP_SIZE=8")]
+# One block a stack, AdamW, no dropout: little to compile.
+SMALL = [f"--gin.{binding}" for binding in (*tiny_run.SMALL, "GROUP_SIZE=8", "DROPOUT_RATE=0.0")]
 
 
 def plan(command, out, *flags, small=SMALL):
@@ -63,13 +62,14 @@ def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, 
 
 
 def test_the_search_ranks_real_plans(command, tmp_path, monkeypatch):
+    """Of two meshes; tests/test_plan_search.py has the rest, on CPUs."""
     monkeypatch.setattr(search, "WIDEST_MODEL", 1)
     monkeypatch.setattr(search, "_NARROWER", (1,))
-    monkeypatch.setattr(search, "REMAT_POLICIES", {"none": None, "full": None})
-    monkeypatch.setattr(search, "dispatches", lambda model: invariance.DISPATCHES[:2])
+    monkeypatch.setattr(search, "REMAT_POLICIES", {"none": None})
+    monkeypatch.setattr(search, "dispatches", lambda model: ())
     plans, printed = plan(command, tmp_path / "plan.json", "--search")
     ranked = printed.split("ranked by predicted time:\n")[1].splitlines()[1:]
-    assert len(ranked) == len(plans) >= 4
+    assert len(ranked) == len(plans) >= 2
     by_time = [plan["name"] for plan in sorted(plans, key=lambda plan: plan["step_seconds"])]
     assert [line.split("  ")[0] for line in ranked] == by_time
     assert {plan["fits"] for plan in plans} == {True}

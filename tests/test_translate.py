@@ -153,8 +153,9 @@ def test_limited_capacities_are_compared_with_dropless(run, capsys, tmp_path):
 
 def test_bleu_was_scored_during_training(run):
     folder = run / "training_eval" / "translations"
-    (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert record["bleu"] > 95 and record["bleu/sw"] > 95
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [record["step"] for record in records] == [200, 300]  # when due, and at the end
+    assert records[-1]["bleu"] > 95 and records[-1]["bleu/sw"] > 95
     assert "reference: " in (folder / "report_300.txt").read_text()
 
 
@@ -222,6 +223,16 @@ def test_translating_imports_neither_seqio_nor_tensorflow(run):
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == TRANSLATION
+
+
+def test_scoring_imports_neither_seqio_nor_tensorflow(run, tmp_path):
+    arguments = ["eval", f"--model_dir={run}", "--max_examples=2", f"--output={tmp_path}"]
+    program = (
+        f"import sys; from gshard_exp import cli; assert cli.main({arguments}) == 0; "
+        "assert not {'tensorflow', 'seqio'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    assert json.loads((tmp_path / "scores.json").read_text())["sentences"] == 4
 
 
 # --- bad input: one clear message each, exit status 2 --------------------------------------------
