@@ -3,18 +3,20 @@
 # goes on where it was stopped.
 #   bash experiments/mini_m4/run.sh                    on the default corpus
 #   bash experiments/mini_m4/run.sh /data/mine.tsv.xz  on a corpus of your own (gin/tasks/tsv.gin)
+# Further arguments go to `gshard-exp sweep run`: --jobs=2, --only='*-s0', --set=TRAIN_STEPS=200.
 . "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
 RUNS=runs/mini_m4
 corpus=()
-if [ $# = 1 ]; then
+if [ $# != 0 ] && [[ $1 != --* ]]; then
     RUNS=runs/mini_m4_tsv
     corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
+    shift
 fi
 # A language that the corpus lacks, or a point that fails, does not stop the rest.
 status=0
 for part in bilingual grid; do
     sweep=(experiments/mini_m4/sweeps/$part.gin "--gin.SWEEP_DIR=$RUNS/$part" "${corpus[@]}")
-    gshard-exp sweep run "${sweep[@]}" || status=$?
+    gshard-exp sweep run "${sweep[@]}" "$@" || status=$?
     [ $status != 130 ] || exit 130  # stopped by Ctrl-C
 done
 gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json" || status=$?

@@ -11,6 +11,7 @@ from gshard_exp.errors import SettingError
 from gshard_exp.sharding import figure9
 from gshard_exp.sharding.mesh import FILL, MeshSpec
 from gshard_exp.sharding.primitives import Measurement, log_log_slope, measure, parse_size
+from gshard_exp.sharding.tables import columns
 
 Curves = Mapping[tuple[str, int], Mapping[int, float]]
 
@@ -63,6 +64,7 @@ def measured_report(
 
 def table(report: Mapping[str, Any]) -> str:
     """Lay a report out for people."""
+    heads = ("primitive", "size", "partitions", "median us", "spread", "GB/s sent by each")
     rows = [
         (
             row["primitive"],
@@ -96,16 +98,13 @@ def table(report: Mapping[str, Any]) -> str:
         [
             f"{report['hardware']}. {report['note']}",
             "",
-            *_columns(
-                ("primitive", "size", "partitions", "median us", "spread", "GB/s sent by each"),
-                rows,
-            ),
+            *columns((heads, *rows)),
             "",
             "Growth: the slope of log(time) over log(partitions).",
-            *_columns(("primitive", "size", "here", "Figure 9", "the paper's O(D^x)"), slopes),
+            *columns((("primitive", "size", "here", "Figure 9", "the paper's O(D^x)"), *slopes)),
             "",
             f"Published, us ({report['published']['source']}):",
-            *_columns(("primitive", "size", *map(str, figure9.PARTITIONS)), curves_of_paper),
+            *columns((("primitive", "size", *map(str, figure9.PARTITIONS)), *curves_of_paper)),
         ]
     )
 
@@ -226,15 +225,3 @@ def _microseconds(seconds: float) -> str:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _columns(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay cells out in columns, numbers to the right."""
-    widths = [max(map(len, cells)) for cells in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (heads, *rows)
-    ]
