@@ -3,11 +3,12 @@
     python experiments/mini_m4/claims.py runs/mini_m4/grid --baselines=runs/mini_m4/baselines.json
 
 Training loss: cross entropy (nats per target piece), mean over the last tenth of the steps.
-Held-out: on validation text, by thirds of the languages. BLEU and delta BLEU (against bilingual
-models): of the test split, means over languages.
+Held-out: on validation text, by thirds of the languages. Test: of the whole test split, as are BLEU
+and delta BLEU (against bilingual models), which are means over languages.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 from gshard_exp.score.quality import Baselines
@@ -20,6 +21,7 @@ HEADS = (
     "training loss",
     "held-out",
     *(f"held-out {group}" for group in GROUPS),
+    "test",
     "BLEU",
     *(f"BLEU {group}" for group in GROUPS[:2]),
     "delta BLEU",
@@ -33,6 +35,13 @@ def training_loss(run: Run) -> float:
     return sum(loss for _, loss in last) / len(last)
 
 
+def test_loss(run: Run) -> float | None:
+    """Return the cross entropy of the reference translations; None before `sweep eval`."""
+    if run.scores is None:
+        return None
+    return json.loads((run.folder / run.scores.source).read_text())["teacher_forced"][HELD_OUT_LOSS]
+
+
 def values(run: Run) -> list[float | None]:
     """Return what stands in a row, in the order of `HEADS[1:]`."""
     line = run.held_out[-1]
@@ -42,6 +51,7 @@ def values(run: Run) -> list[float | None]:
     return [
         training_loss(run),
         *(line.get(key) for key in keys),
+        test_loss(run),
         *(scores and scores.average(*average) for average in averages),
         run.core_hours,
     ]
@@ -55,7 +65,7 @@ def main() -> None:
     arguments = parser.parse_args()
     baselines = arguments.baselines and Baselines.read(arguments.baselines)
     found = report.collect([arguments.folder], baselines=baselines)
-    forms = [".3f"] * 5 + [".1f"] * 3 + ["+.1f", ".3f"]
+    forms = [".3f"] * 6 + [".1f"] * 3 + ["+.1f", ".3f"]
     rows = [
         (run.name, *(map(report.written, values(run), forms)))
         for run in found.runs
