@@ -36,10 +36,11 @@ def training_loss(run: Run) -> float:
 
 
 def test_loss(run: Run) -> float | None:
-    """Return the cross entropy of the reference translations; None before `sweep eval`."""
+    """Return the cross entropy of the reference translations; None where no `eval` found it."""
     if run.scores is None:
         return None
-    return json.loads((run.folder / run.scores.source).read_text())["teacher_forced"][HELD_OUT_LOSS]
+    scores = json.loads((run.folder / run.scores.source).read_text())
+    return scores.get("teacher_forced", {}).get(HELD_OUT_LOSS)
 
 
 def values(run: Run) -> list[float | None]:
