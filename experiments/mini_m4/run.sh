@@ -21,5 +21,7 @@ for part in bilingual grid; do
 done
 gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json" || status=$?
 gshard-exp sweep eval "$RUNS/grid" || status=$?
-gshard-exp report "$RUNS/grid" --baselines="$RUNS/baselines.json" --published
+baselines=()  # there are none before all bilingual models are scored
+[ ! -f "$RUNS/baselines.json" ] || baselines=(--baselines="$RUNS/baselines.json")
+gshard-exp report "$RUNS/grid" "${baselines[@]}" --published
 exit $status
