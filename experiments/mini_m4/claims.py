@@ -8,25 +8,15 @@ and delta BLEU (against bilingual models), which are means over languages.
 """
 
 import argparse
-import json
+from collections.abc import Callable
 from pathlib import Path
 
 from gshard_exp.score.quality import Baselines
 from gshard_exp.sweep import report, tables
-from gshard_exp.sweep.runs import HELD_OUT_LOSS, Run
+from gshard_exp.sweep.runs import Run
+from gshard_exp.sweep.scores import HELD_OUT_LOSS
 
-GROUPS = ("high", "middle", "low")
-HEADS = (
-    "point",
-    "training loss",
-    "held-out",
-    *(f"held-out {group}" for group in GROUPS),
-    "test",
-    "BLEU",
-    *(f"BLEU {group}" for group in GROUPS[:2]),
-    "delta BLEU",
-    "core-h",
-)
+Value = Callable[[Run], float | None]
 
 
 def training_loss(run: Run) -> float:
@@ -35,27 +25,29 @@ def training_loss(run: Run) -> float:
     return sum(loss for _, loss in last) / len(last)
 
 
-def test_loss(run: Run) -> float | None:
-    """Return the cross entropy of the reference translations; None where no `eval` found it."""
-    if run.scores is None:
-        return None
-    scores = json.loads((run.folder / run.scores.source).read_text())
-    return scores.get("teacher_forced", {}).get(HELD_OUT_LOSS)
+def held_out(group: str) -> Value:
+    """Return the last held-out loss of a third of the languages."""
+    return lambda run: run.held_out[-1].get(f"{HELD_OUT_LOSS}/{group}")
 
 
-def values(run: Run) -> list[float | None]:
-    """Return what stands in a row, in the order of `HEADS[1:]`."""
-    line = run.held_out[-1]
-    scores = run.scores
-    keys = (HELD_OUT_LOSS, *(f"{HELD_OUT_LOSS}/{group}" for group in GROUPS))
-    averages = [("bleu", "macro"), ("bleu", "high"), ("bleu", "middle"), ("delta_bleu", "macro")]
-    return [
-        training_loss(run),
-        *(line.get(key) for key in keys),
-        test_loss(run),
-        *(scores and scores.average(*average) for average in averages),
-        run.core_hours,
-    ]
+def mean(metric: str, group: str = "macro") -> Value:
+    """Return a score's mean over languages."""
+    return lambda run: run.scores and run.scores.average(metric, group)
+
+
+COLUMNS: tuple[tuple[str, str, Value], ...] = (
+    ("training loss", ".3f", training_loss),
+    ("held-out", ".3f", report.held_out_loss),
+    ("held-out high", ".3f", held_out("high")),
+    ("held-out middle", ".3f", held_out("middle")),
+    ("held-out low", ".3f", held_out("low")),
+    ("test", ".3f", lambda run: run.scores and run.scores.cross_entropy),
+    ("BLEU", ".1f", mean("bleu")),
+    ("BLEU high", ".1f", mean("bleu", "high")),
+    ("BLEU middle", ".1f", mean("bleu", "middle")),
+    ("delta BLEU", "+.1f", mean("delta_bleu")),
+    ("core-h", ".3f", lambda run: run.core_hours),
+)
 
 
 def main() -> None:
@@ -66,13 +58,13 @@ def main() -> None:
     arguments = parser.parse_args()
     baselines = arguments.baselines and Baselines.read(arguments.baselines)
     found = report.collect([arguments.folder], baselines=baselines)
-    forms = [".3f"] * 6 + [".1f"] * 3 + ["+.1f", ".3f"]
+    heads = ("point", *(head for head, _, _ in COLUMNS))
     rows = [
-        (run.name, *(map(report.written, values(run), forms)))
+        (run.name, *(report.written(of(run), form) for _, form, of in COLUMNS))
         for run in found.runs
         if run.held_out and run.curve
     ]
-    print(tables.markdown(tables.Table("claims", "", HEADS, HEADS, rows, rows)))
+    print(tables.markdown(tables.Table("claims", "", heads, heads, rows, rows)))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ for part in bilingual grid; do
 done
 gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json" || status=$?
 gshard-exp sweep eval "$RUNS/grid" || status=$?
-baselines=()  # there are none before all bilingual models are scored
+baselines=()  # there are none where no bilingual model has 20 test sentences
 [ ! -f "$RUNS/baselines.json" ] || baselines=(--baselines="$RUNS/baselines.json")
 gshard-exp report "$RUNS/grid" "${baselines[@]}" --published
 exit $status

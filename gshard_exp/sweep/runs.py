@@ -23,7 +23,7 @@ from typing import Any
 from gshard_exp.config import ConfigError, reading, show
 from gshard_exp.config.flatten import settings as settings_of
 from gshard_exp.errors import SettingError, first_line
-from gshard_exp.sweep.scores import Scores, in_training, is_number, of_evaluation
+from gshard_exp.sweep.scores import HELD_OUT_LOSS, Scores, in_training, is_number, of_evaluation
 from gshard_exp.train.record import FILE, read_record, sizes
 
 CONFIG, METRICS, INFO = "config.gin", "train/metrics.jsonl", "model-info.txt"
@@ -33,7 +33,6 @@ CROSS_ENTROPIES = {
     "target piece": "cross_ent_loss_per_all_target_tokens",
     "image": "cross_ent_loss_per_example",
 }
-HELD_OUT_LOSS = "cross_ent_loss"
 RATES = ("timing/tokens_per_second", "timing/steps_per_second")
 Line = Mapping[str, Any]
 

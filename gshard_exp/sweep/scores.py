@@ -11,6 +11,7 @@ from gshard_exp.score.quality import Baselines
 METRIC = "bleu"
 DELTA = f"delta_{METRIC}"
 MACRO = "macro"
+HELD_OUT_LOSS = "cross_ent_loss"  # of evaluations, in training and after
 
 
 def is_number(row: Mapping[str, Any], key: str) -> bool:
@@ -33,6 +34,7 @@ class Scores:
         signature: of the metric; empty where the file has none.
         languages: code -> {bleu, delta_bleu where known, averaged}, from high to low resource.
         averages: macro, high, middle, low -> {bleu, delta_bleu where known}.
+        cross_entropy: of the reference translations, nats per target piece, where known.
     """
 
     source: str
@@ -42,6 +44,7 @@ class Scores:
     signature: str
     languages: Mapping[str, Mapping[str, Any]]
     averages: Mapping[str, Mapping[str, float]]
+    cross_entropy: float | None = None
 
     @property
     def kind(self) -> str:
@@ -102,7 +105,7 @@ def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) ->
     if not content:
         return None
     try:
-        search = content["search"]
+        search, forced = content["search"], content.get("teacher_forced", {})
         languages = {
             code: _finite(row)
             for code, row in content["languages"].items()
@@ -122,6 +125,7 @@ def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) ->
             signature=str(content["metrics"].get(METRIC, "")),
             languages=languages,
             averages={group: _finite(row) for group, row in content["averages"].items()},
+            cross_entropy=forced[HELD_OUT_LOSS] if is_number(forced, HELD_OUT_LOSS) else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         damage.append(f"{source} is no result of an evaluation: {type(error).__name__} {error}")
