@@ -3,7 +3,7 @@
 # goes on where it was stopped.
 #   bash experiments/mini_m4/run.sh                    on the default corpus
 #   bash experiments/mini_m4/run.sh /data/mine.tsv.xz  on a corpus of your own (gin/tasks/tsv.gin)
-# Further arguments go to `gshard-exp sweep run`: --jobs=2, --only='*-s0', --set=TRAIN_STEPS=200.
+# Further arguments go to `gshard-exp sweep run` of both sweeps: --jobs=2, --set=BATCH_SIZE=16.
 . "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
 RUNS=runs/mini_m4
 corpus=()
