@@ -72,7 +72,10 @@ def test_evaluation_equals_scoring_each_sentence_alone(dense, tmp_path):
             tokens += len(target)
     np.testing.assert_allclose(scalars["cross_ent_loss"], total / tokens, rtol=1e-5)
     assert scalars["target_tokens"] == tokens == 10
-    assert "2 languages" in text
+    *table, said = text.splitlines()
+    assert said.startswith("2 languages")
+    assert len(table) > 3
+    assert len({len(line) for line in table}) == 1  # columns stand under their heads
 
 
 def test_the_number_of_rows_at_once_changes_no_average(dense, tmp_path):

@@ -18,6 +18,7 @@ from gshard_exp.model.contract import Params
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.rules import Rules
+from gshard_exp.sharding.tables import columns
 
 # Thirds of the languages, ordered by resource. The paper's Figure 6 orders them so and draws no
 # border; the thirds are ours.
@@ -143,20 +144,19 @@ def score_batch(
 
 def _table(languages: Sequence[str], scalars: Mapping[str, float], first: Mapping) -> str:
     """Lay the averages out for a person, beside those of the first evaluation."""
-    lines = [f"{'':<22}{'cross entropy':>14}{'of step 0':>14}{'accuracy':>10}"]
-    rows = [("all tokens", "")]
-    rows += [(f"{g} resource languages", f"/{g}") for g in GROUPS] + [("all languages", "/macro")]
-    for label, suffix in rows:
+    groups = [("all tokens", "")]
+    groups += [(f"{g} resource languages", f"/{g}") for g in GROUPS] + [("all languages", "/macro")]
+    rows = [("", "cross entropy", "of step 0", "accuracy")]
+    for label, suffix in groups:
         loss = scalars.get(f"cross_ent_loss{suffix}")
         if loss is None:
             continue
         start = first.get(f"cross_ent_loss{suffix}")
-        relative = f"{loss / start:>13.1%}" if start else f"{'-':>13}"
-        accuracy = scalars[f"accuracy{suffix}"]
-        lines.append(f"{label:<22}{loss:>14.3f} {relative}{accuracy:>10.3f}")
+        relative = f"{loss / start:.1%}" if start else "-"
+        rows.append((label, f"{loss:.3f}", relative, f"{scalars[f'accuracy{suffix}']:.3f}"))
     scored = sum(f"cross_ent_loss/{language}" in scalars for language in languages)
-    lines.append(f"{scored} languages, {scalars['target_tokens']:,.0f} target tokens")
-    return "\n".join(lines) + "\n"
+    said = f"{scored} languages, {scalars['target_tokens']:,.0f} target tokens"
+    return "\n".join([*columns(rows), said]) + "\n"
 
 
 def _first(folder: Path) -> Mapping[str, float]:
