@@ -8,6 +8,7 @@ import pytest
 import tiny_run
 
 from gshard_exp.errors import SettingError
+from gshard_exp.moe.dispatch import EinsumDispatch
 from gshard_exp.plan import search
 from gshard_exp.plan.compile import compile_here, fit_to
 from gshard_exp.plan.plan import make_plan
@@ -30,20 +31,6 @@ def plan(command, out, *flags, small=SMALL):
     return json.loads(out.read_text()), printed
 
 
-def test_the_verb_plans_a_step_for_a_machine_that_is_not_there(command, tmp_path):
-    ((data,), printed) = plan(command, tmp_path / "plan.json")
-    assert data["fits"] is True
-    assert data["cores"] == 8
-    assert data["unknown_loops"] == []
-    assert data["flops_per_core"]["useful"] > 0
-    assert data["step_seconds"] > 0
-    assert 0 < data["roofline_share"] <= 1
-    assert {row["kind"] for row in data["collectives"]} >= {"all-to-all", "all-reduce"}
-    assert data["breakdown_seconds"]["MoE FFN"].keys() >= {"forward", "backward"}
-    assert data["versions"]["libtpu"]
-    assert "CACM" in printed  # the source of the chip's figures
-
-
 def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, tmp_path):
     # 2^7 x 2^22 parameters in each of two matrices and two stacks are 8 GiB, and as much gradients.
     out = tmp_path / "plan.json"
@@ -61,18 +48,31 @@ def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, 
     assert data["advice"] in printed
 
 
-def test_the_search_ranks_real_plans(command, tmp_path, monkeypatch):
-    """Of two meshes; tests/test_plan_search.py has the rest, on CPUs."""
+def test_the_verb_plans_and_ranks_steps_for_a_machine_that_is_not_there(
+    command, tmp_path, monkeypatch
+):
+    """Two meshes, then another dispatch, then another remat policy."""
     monkeypatch.setattr(search, "WIDEST_MODEL", 1)
     monkeypatch.setattr(search, "_NARROWER", (1,))
-    monkeypatch.setattr(search, "REMAT_POLICIES", {"none": None})
-    monkeypatch.setattr(search, "dispatches", lambda model: ())
+    monkeypatch.setattr(search, "REMAT_POLICIES", {"full": None})
+    monkeypatch.setattr(search, "dispatches", lambda model: (EinsumDispatch(),))
     plans, printed = plan(command, tmp_path / "plan.json", "--search")
+    for data in plans:
+        assert data["fits"] is True
+        assert data["cores"] == 8
+        assert data["unknown_loops"] == []
+        assert data["flops_per_core"]["useful"] > 0
+        assert data["step_seconds"] > 0
+        assert 0 < data["roofline_share"] <= 1
+        assert data["breakdown_seconds"]["MoE FFN"].keys() >= {"forward", "backward"}
+        assert data["versions"]["libtpu"]
+    kinds = {data["name"]: {row["kind"] for row in data["collectives"]} for data in plans}
+    assert kinds["tiny mesh data=2 expert=4 model=1"] >= {"all-to-all", "all-reduce"}
+    assert "CACM" in printed  # the source of the chip's figures
     ranked = printed.split("ranked by predicted time:\n")[1].splitlines()[1:]
-    assert len(ranked) == len(plans) >= 2
+    assert len(ranked) == len(plans) == 4
     by_time = [plan["name"] for plan in sorted(plans, key=lambda plan: plan["step_seconds"])]
     assert [line.split("  ")[0] for line in ranked] == by_time
-    assert {plan["fits"] for plan in plans} == {True}
 
 
 def test_a_shape_that_libtpu_does_not_take_is_one_clear_error():
