@@ -113,7 +113,7 @@ def test_experts_on_an_axis_of_their_own_have_no_gradient_to_sum():
 
 def test_recomputation_is_told_from_the_first_computation():
     found = of_step(MeshSpec(expert=8).build(), remat="full")
-    counts = {w: found.count("all-to-all", w) for w in ("forward", "recomputation", "backward")}
+    counts = {w: found.count("all-to-all", w) for w in ("forward", "recompute", "backward")}
     assert counts == dict.fromkeys(counts, 2 * LAYERS)
 
 
@@ -242,7 +242,7 @@ def test_asynchronous_collectives_count_once_each():
         (
             "jit(step)/transpose(jvp(Net))/encoder/while/body/checkpoint/rematted_computation/layers/"
             "pattern_1/ffn/dispatch/transpose",
-            [Cause("recomputation", f"{MOE}/dispatch", "MoeLayer", "transpose")],
+            [Cause("recompute", f"{MOE}/dispatch", "MoeLayer", "transpose")],
         ),
         (
             "jit(step)/(transpose(jvp(Net))/encoder/a/mul:jvp()/reduce_sum:jvp()/reduce_sum)",

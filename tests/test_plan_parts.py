@@ -7,13 +7,13 @@ import planned
 import pytest
 
 from gshard_exp.plan import parts
-from gshard_exp.sharding.causes import causes
+from gshard_exp.sharding.causes import BACKWARD, FORWARD, RECOMPUTE, causes
 from gshard_exp.train.experiment import batch_on
 from gshard_exp.train.state import plan_state
 from gshard_exp.train.step import partitioned_train_step
 
 FFN = "/layers/pattern_1/ffn/"  # of the encoder: the decoder has one layer
-ALL = (parts.FORWARD, parts.RECOMPUTE, parts.BACKWARD)
+ALL = (FORWARD, RECOMPUTE, BACKWARD)
 LAYERS = {
     "buffers": {"shared_mlp_dim": 16},
     "ragged": {"train_capacity_factor": None},
@@ -48,15 +48,15 @@ def names_of_step(fields):
             "buffers",
             r"GSX,GSM->GXM/dot_general$",
             parts.GATE_EINSUMS,
-            (parts.FORWARD, parts.RECOMPUTE),
+            (FORWARD, RECOMPUTE),
         ),
         (
             "buffers",
             r"GSX,GXM->GSM/dot_general$",
             parts.GATE_EINSUMS,
-            (parts.FORWARD, parts.BACKWARD),
+            (FORWARD, BACKWARD),
         ),
-        ("buffers", r"cumsum", parts.GATE_CUMSUM, (parts.FORWARD, parts.RECOMPUTE)),
+        ("buffers", r"cumsum", parts.GATE_CUMSUM, (FORWARD, RECOMPUTE)),
         ("buffers", r"^[^>]*transpose$", parts.DISPATCH_COMBINE, ALL),
         # Tiles of rows, which the CPU multiplies one at a time.
         ("ragged", r"^(?!.*GSM).*dot_general$", parts.MOE_FFN, ALL),
@@ -73,7 +73,7 @@ def test_a_product_of_the_experts_has_a_place_of_its_own(op_names):
     (name,) = (
         name
         for name in op_names["buffers"]
-        if name.endswith("ERM,EMH->ERH/dot_general") and parts.phase(name) == parts.FORWARD
+        if name.endswith("ERM,EMH->ERH/dot_general") and parts.phase(name) == FORWARD
     )
     (cause,) = causes(name, {"encoder/pattern_1/ffn": "MoeLayer"})
     assert str(cause) == "forward encoder/pattern_1/ffn/experts (MoeLayer): ERM,EMH->ERH"

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.schedule import Work, schedule
 from gshard_exp.plan.topology import Chip, Topology
+from gshard_exp.sharding.causes import FORWARD, RECOMPUTE
 from gshard_exp.sharding.groups import mesh_axes
 from gshard_exp.sharding.hlo import Module
 
@@ -114,12 +115,12 @@ def estimate(
             spent = ideal = collectives.seconds(sent.kind, sent.bytes, group, topology)
         else:
             flops += work.times * work.flops
-            recomputed += work.times * work.flops * (phase == parts.RECOMPUTE)
+            recomputed += work.times * work.flops * (phase == RECOMPUTE)
             moved += work.times * work.bytes
             spent, ideal = _seconds(work, topology.chip)
         if spent is not None and ideal is not None:
             breakdown[part][phase] += work.times * spent
-            if phase == parts.FORWARD and "/encoder/" in work.op_name:
+            if phase == FORWARD and "/encoder/" in work.op_name:
                 encoder[part] += work.times * spent
             roofline += work.times * ideal
     rows = tuple(_collective(key, count, topology) for key, count in found.items())

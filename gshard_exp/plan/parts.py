@@ -10,6 +10,7 @@ import re
 from collections.abc import Set
 
 from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.sharding.causes import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, pass_of
 from gshard_exp.train.parameters import moe_layers
 
 PROJECTIONS = "projections"
@@ -39,7 +40,7 @@ PARTS = (
     OPTIMIZER,
 )
 
-FORWARD, BACKWARD, RECOMPUTE, UPDATE = "forward", "backward", "recompute", "update"
+UPDATE = "update"
 PHASES = (FORWARD, RECOMPUTE, BACKWARD, UPDATE)
 
 _BLOCK = re.compile(r"/(encoder|decoder)/.*\bpattern_(\d+)/(\w+)")
@@ -55,12 +56,9 @@ def sparse_blocks(model: Seq2SeqModel) -> Set[str]:
 
 
 def phase(op_name: str) -> str:
-    """Return the pass: forward, recompute (of the forward pass), backward or update."""
-    if "rematted_computation" in op_name:
-        return RECOMPUTE
-    if "transpose(jvp" in op_name:
-        return BACKWARD
-    return FORWARD if "jvp(" in op_name else UPDATE
+    """Return the pass; what lies outside of a gradient updates the parameters."""
+    found = pass_of(op_name)
+    return UPDATE if found == OUTSIDE else found
 
 
 def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str:

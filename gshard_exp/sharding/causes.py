@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
-FORWARD, BACKWARD, RECOMPUTATION, OUTSIDE = "forward", "backward", "recomputation", "outside"
+FORWARD, BACKWARD, RECOMPUTE, OUTSIDE = "forward", "backward", "recompute", "outside"
 
 # What JAX's own control flow and flax's lifted scan add to a path.
 _MACHINERY = frozenset(
@@ -37,8 +37,7 @@ class Cause:
     """What asked for a collective.
 
     Attributes:
-        when: `forward`, `backward`, `recomputation` (forward again, for the backward pass), or
-            `outside` of a gradient: the optimizer, or all of a program that takes no gradient.
+        when: see `pass_of`.
         place: path of the module, `encoder/pattern_1/ffn`; empty where there is none.
         layer: kind of the module there, if the caller of the census said it.
         operation: an einsum or a JAX primitive, behind the method it stands in.
@@ -68,6 +67,20 @@ def causes(op_name: str, layers: Mapping[str, str] = MappingProxyType({})) -> tu
     """
     found = (_cause(path, layers) for path in _paths(op_name))
     return tuple(dict.fromkeys(found))
+
+
+def pass_of(op_name: str) -> str:
+    """Return the pass that an operation belongs to.
+
+    Returns:
+        `forward`, `backward`, `recompute` (forward again, for the backward pass), or `outside` of a
+        gradient: the optimizer, or all of a program that takes no gradient.
+    """
+    if "rematted_computation" in op_name:
+        return RECOMPUTE
+    if "transpose(" in op_name:
+        return BACKWARD
+    return FORWARD if "jvp(" in op_name else OUTSIDE
 
 
 def _paths(text: str) -> Iterator[tuple[str, ...]]:
@@ -123,12 +136,4 @@ def _cause(path: tuple[str, ...], layers: Mapping[str, str]) -> Cause:
     where = "/".join(place)
     above = [known for known in layers if f"{where}/".startswith(f"{known}/")]
     layer = layers[max(above, key=len)] if above else ""
-    return Cause(_when(path), where, layer, " ".join(methods))
-
-
-def _when(path: tuple[str, ...]) -> str:
-    if "rematted_computation" in path:
-        return RECOMPUTATION
-    if any(part.startswith("transpose(") for part in path):
-        return BACKWARD
-    return FORWARD if any(part.startswith("jvp(") for part in path) else OUTSIDE
+    return Cause(pass_of("/".join(path)), where, layer, " ".join(methods))

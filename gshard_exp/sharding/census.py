@@ -21,11 +21,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 
 from gshard_exp.sharding import hlo
-from gshard_exp.sharding.causes import BACKWARD, FORWARD, OUTSIDE, RECOMPUTATION, Cause, causes
+from gshard_exp.sharding.causes import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, Cause, causes
 from gshard_exp.sharding.groups import mesh_axes
 from gshard_exp.sharding.tables import columns
 
-_ORDER = (FORWARD, RECOMPUTATION, BACKWARD, OUTSIDE)
+_ORDER = (FORWARD, RECOMPUTE, BACKWARD, OUTSIDE)
 # Element type as HLO writes it, and the dimensions larger than 1, in order.
 Key = tuple[str, tuple[int, ...]]
 _HLO_TYPES = {
