@@ -28,6 +28,22 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(scope="module")
+def quick_compilation():
+    """Compile with the least effort, also in processes that tests start.
+
+    For modules that compile many programs and run each for a few steps, and that do not ask how
+    well a program is compiled.
+    """
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    jax.config.update(name, True)
+    os.environ[name.upper()] = "1"
+    yield
+    del os.environ[name.upper()]
+    jax.config.update(name, before)
+
+
 @pytest.fixture
 def command(capsys):
     """Call the command line; return its exit status, output and error output."""

@@ -14,6 +14,7 @@ from gshard_exp import cli
 from gshard_exp.data.batches import RandomBatches
 from gshard_exp.train import loop
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 SPREAD = ("--gin.DATA_PARTITIONS=2", "--gin.NUM_EXPERT_PARTITIONS=2")
 
 

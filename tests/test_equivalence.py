@@ -1,6 +1,7 @@
-"""One computation however it is carried out: on any mesh, scanned or not, whole or in parts.
+"""One computation however it is carried out: scanned or not, recomputed or not, whole or in parts.
 
-Dropout and random second choices are on unless a test says otherwise.
+Dropout and random second choices are on unless a test says otherwise. tests/test_any_mesh.py has
+meshes and dispatch methods.
 """
 
 import functools
@@ -12,10 +13,7 @@ import numpy as np
 import pytest
 
 from gshard_exp.recompute import REMAT_POLICIES
-from gshard_exp.train.invariance import DISPATCHES, OneDevice, Way
-from gshard_exp.train.layouts import factorisations, label
 
-MESHES = factorisations(8)
 KEY = jax.random.key(7)
 
 
@@ -38,26 +36,6 @@ def in_parts(begin):
 @pytest.fixture(scope="module")
 def one_device(in_parts):
     return models.outcome(in_parts(1)(models.batch()))
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """A step on one device of the model of these tests, as an experiment."""
-    return OneDevice(models.experiment(), models.batch())
-
-
-def test_the_meshes_are_all_factorisations_of_eight():
-    assert len(set(MESHES)) == 10
-    assert {mesh.count for mesh in MESHES} == {8}
-
-
-@pytest.mark.parametrize("dispatch", DISPATCHES, ids=lambda method: type(method).__name__)
-@pytest.mark.parametrize("mesh", MESHES, ids=label)
-def test_any_mesh_and_dispatch_gives_what_one_device_gives(mesh, dispatch, reference):
-    compared = reference.compare(Way(mesh, dispatch))
-    assert not compared.skipped
-    assert set(compared.worst) == {"loss", "gradients", "metrics", "parameters"}
-    assert compared.equal, compared
 
 
 def test_the_step_that_meshes_are_compared_by_drops_and_rejects(one_device):

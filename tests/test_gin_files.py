@@ -84,6 +84,7 @@ SHRUNK = {
     "TARGET_VOCAB_SIZE": 40,
 }
 LARGEST_AXIS = 2  # of the mesh
+pytestmark = pytest.mark.usefixtures("quick_compilation")  # each program takes one step
 OF_THE_RUN = ("MODEL_DIR", "TRAIN_STEPS", "BATCH_SIZE", "TASK_FEATURE_LENGTHS")
 
 
@@ -95,15 +96,6 @@ class Unresolved(config_parser.ParserDelegate):
 
     def macro(self, macro_name):
         return macro_name
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """Compile as fast as XLA can: each program takes one step."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def rule_of(name):

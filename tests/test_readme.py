@@ -13,6 +13,7 @@ import tiny_run
 
 from gshard_exp import cli
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 REPO = Path(__file__).parent.parent
 README = (REPO / "README.md").read_text()
 READMES = [REPO / "README.md", *sorted(REPO.glob("experiments/*/README.md"))]

@@ -15,6 +15,8 @@ from gshard_exp.data.batches import RandomData
 from gshard_exp.sweep import state
 from gshard_exp.train import flops, loop, parameters, record, surroundings
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):

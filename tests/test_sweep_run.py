@@ -16,6 +16,7 @@ import tiny_run
 from gshard_exp.sweep import launch, state
 from gshard_exp.train.record import read_record
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 REPO = Path(__file__).parent.parent
 SWEEP = "tests/gin/sweep.gin"
 LIMIT = 300  # seconds until a process of these tests is given up

@@ -19,6 +19,7 @@ from gshard_exp.t5x_runner import run
 from gshard_exp.train.checkpoint import restore_params
 from gshard_exp.train.state import plan_state
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 RECORDED = json.loads((Path(__file__).parent / "recorded" / "t5x_checkpoint.json").read_text())
 STEP = 8
 

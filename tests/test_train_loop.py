@@ -14,6 +14,7 @@ from gshard_exp.data.batches import RandomBatches
 from gshard_exp.train import loop
 from gshard_exp.train.state import model_info, plan_state
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 LENGTHS = {"inputs": 8, "targets": 8}
 EIGHT_DEVICES = ("DATA_PARTITIONS=2", "NUM_EXPERT_PARTITIONS=2", "NUM_MODEL_PARTITIONS=2")
 
