@@ -102,12 +102,19 @@ def _add_scoring(score: argparse.ArgumentParser) -> None:
 
 
 def run_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """Train the points that are not done; the status says whether all are in the end."""
+    """Train the points that are not done; the status says whether one failed or was stopped."""
     from gshard_exp.sweep.launch import Crew
     from gshard_exp.sweep.prepare import write_sweep
 
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs={arguments.jobs} has to be at least 1.", at=["command line"])
+    if arguments.slurm and arguments.launcher == "local":
+        raise ConfigError(
+            f"--slurm={arguments.slurm[0]} changes nothing.",
+            rule="It is for jobs of a cluster.",
+            at=["command line"],
+            hint="add --launcher=slurm, or leave it out",
+        )
     file, points = _prepared(arguments, bindings)
     write_sweep(file)
     if arguments.launcher != "local":
@@ -161,9 +168,16 @@ def _report(outcomes: Sequence[Any], *, stopped: bool) -> int:
 
 
 def eval_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
-    """Score the trained points; the status says whether all of them are scored."""
+    """Score the trained points; the status says whether one could not be scored."""
     from gshard_exp.sweep import scoring
 
+    if arguments.set:
+        raise ConfigError(
+            f"--set={arguments.set[0]} changes nothing.",
+            rule="Trained points are scored with the settings of their runs.",
+            at=["command line"],
+            hint="gshard-exp eval --model_dir=FOLDER --gin.NAME=VALUE scores one run otherwise",
+        )
     folder, names = _folder(arguments, bindings)
     folders = {name: folder / name for name in names}
     if arguments.baselines_to:
@@ -175,10 +189,11 @@ def eval_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
         again=arguments.again,
         report=say,
     )
+    status = _report(outcomes, stopped=False)
     if arguments.baselines_to:
         table = scoring.baselines(folders, arguments.split)
         write(json.dumps(table, indent=1), arguments.baselines_to)
-    return _report(outcomes, stopped=False)
+    return status
 
 
 def status_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
@@ -273,6 +288,13 @@ def _folder(arguments: argparse.Namespace, bindings: Sequence[str]) -> tuple[Pat
 
     if arguments.sweep and Path(arguments.sweep).is_dir():
         folder = Path(arguments.sweep)
+        if unread := [*bindings, *arguments.set, *arguments.fdl_set]:
+            raise ConfigError(
+                f"{unread[0]} changes nothing.",
+                rule="A folder has the settings that it was made with.",
+                at=["command line"],
+                hint="name the sweep's file instead of its folder, or leave the setting out",
+            )
         names = [point["name"] for point in read_folder(folder)["points"]]
     else:
         file = _sweep(arguments, bindings)

@@ -120,3 +120,19 @@ def test_what_no_power_law_has_is_refused(bad):
 def test_a_law_reads_as_a_formula():
     law = fit({"tokens": TOKENS}, 1.7 + 300 * TOKENS**-0.4, asymptote=True).law
     assert str(law) == "1.700 + 300 tokens^-0.400"
+
+
+def test_runs_that_lie_above_or_below_the_law_widen_its_intervals():
+    """Many points of few runs do not make a law of sizes surer."""
+    sizes, tokens = np.repeat(SIZES, 40), np.tile(TOKENS, 5)
+    offsets = np.repeat(noise(5, 1, scale=0.02), 40)
+    loss = (40 * sizes**-0.3 + 300 * tokens**-0.35) * noise(200, 2, scale=0.002) * offsets
+    names = [f"{size}" for size in sizes]
+
+    def width(groups):
+        x = {"active": sizes, "tokens": tokens}
+        found = fit(x, loss, asymptote=False, groups=groups, resamples=60)
+        low, high = found.intervals["active"]
+        return high - low
+
+    assert width(names) > 2 * width(None)

@@ -265,3 +265,10 @@ def test_tables_survive_bars_commas_and_missing_values():
 )
 def test_large_numbers_are_written_short(value, text):
     assert report.si(value) == text
+
+
+def test_points_of_one_name_in_two_sweeps_have_looks_of_their_own():
+    axes = [{"layers": layers, "experts": experts} for layers in (4, 8) for experts in (2, 4)]
+    runs = [bare(f"{sweep}{i}", axes=each) for sweep in "ab" for i, each in enumerate(axes)]
+    assert len(set(charts.looks(runs).values())) == 8
+    assert len(set(charts.looks([*runs[:4], bare("alone"), bare("another")]).values())) == 6

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import tiny_run
@@ -56,6 +57,17 @@ def test_a_run_does_not_differ_from_itself(runs, command):
     _, out, _ = command("diff", runs[0], runs[0])
     assert "no settings differ" in out
     assert "no difference in data, seed, code, packages, machine or mesh" in out
+
+
+def test_a_run_whose_code_changed_between_its_starts_says_so(runs, tmp_path, command):
+    folder = shutil.copytree(runs[0], tmp_path / "a")
+    record = read_record(folder)
+    before = record["starts"][0] | {"code": record["starts"][0]["code"] | {"commit": "0" * 40}}
+    record["starts"].insert(0, before)
+    (folder / "run.json").write_text(json.dumps(record))
+    _, out, _ = command("diff", runs[0], folder)
+    assert "B was started 2 times; code changed" in out
+    assert "A was started" not in out
 
 
 def test_a_run_without_a_record_is_compared_by_its_settings(runs, command, tmp_path):

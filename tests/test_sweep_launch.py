@@ -1,16 +1,18 @@
 """What a launcher decides before it starts a run, and how it asks one to stop. Nothing runs."""
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import time
 
 import made_runs
 import pytest
 import tiny_run
 
-from gshard_exp.config import operative_config
-from gshard_exp.sweep import launch, prepare
+from gshard_exp.config import ConfigError, operative_config
+from gshard_exp.sweep import cluster, launch, prepare, state
 from gshard_exp.train import loop
 
 
@@ -79,3 +81,36 @@ def test_a_launcher_passes_a_request_on_and_kills_when_asked_again():
     crew._ask()
     crew._stop()
     assert process.got == [signal.SIGINT, signal.SIGKILL]
+
+
+def test_a_point_that_cannot_be_started_does_not_stop_the_rest(tmp_path, monkeypatch):
+    """Its folder is a file; of the next nothing can be written to the log."""
+    file = prepare.read_sweep(str(tiny_run.GIN / "sweep.gin"), [f"SWEEP_DIR={tmp_path}"])
+    points = prepare.prepare(file, file.points[:3])
+    points[0].folder.write_text("")
+
+    def start_process(prepared, lock):
+        if prepared is points[1]:
+            raise OSError(28, "No space left on device")
+        return subprocess.Popen(["true"])
+
+    monkeypatch.setattr(launch, "start_process", start_process)
+    outcomes = launch.Crew(points, jobs=1, report=lambda line: None).run()
+    assert [outcome.name for outcome in outcomes] == [point.name for point in points]
+    assert "its folder cannot be written: [Errno 20]" in outcomes[0].problem
+    assert "it cannot be started: [Errno 28]" in outcomes[1].problem
+    assert state.claim(points[1].folder) is not None  # it was let go
+
+
+def test_what_a_cluster_refuses_is_one_message(tmp_path, monkeypatch):
+    submitit = pytest.importorskip("submitit", reason="submitit is not installed")
+
+    @contextlib.contextmanager
+    def batch(self):
+        yield
+        raise submitit.core.utils.FailedJobError("sbatch: error: invalid partition specified: TYPO")
+
+    monkeypatch.setattr(submitit.AutoExecutor, "batch", batch)
+    monkeypatch.setattr(submitit.AutoExecutor, "submit", lambda self, job: None)
+    with pytest.raises(ConfigError, match=r"submitit refuses: .*invalid partition"):
+        cluster.submit({"a": ["true"]}, tmp_path, jobs=1, options={}, cluster="local")

@@ -226,6 +226,9 @@ def test_a_damaged_file_in_the_folder_of_a_sweep_is_named(change, said, tmp_path
         (["run", SWEEP, "--gin.SWEEP_DIR=x", "--jobs=0"], "--jobs=0 has to be at least 1."),
         (["run", SWEEP, "--gin.SWEEP_DIR=x", "--set=NUM_EXPRTS=2"], "NUM_EXPRTS is set, but"),
         (["status", "."], "The folder '.' holds no sweep.json."),
+        (["status", ".", "--gin.SWEEP_DIR=x"], "SWEEP_DIR=x changes nothing."),
+        (["eval", SWEEP, "--set=BEAM_SIZE=4"], "--set=BEAM_SIZE=4 changes nothing."),
+        (["run", SWEEP, "--slurm=timeout_min=5"], "--slurm=timeout_min=5 changes nothing."),
     ],
 )
 def test_a_mistake_ends_with_one_message_and_nothing_is_written(

@@ -8,6 +8,7 @@ and delta BLEU (against bilingual models), which are means over languages.
 """
 
 import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def main() -> None:
     arguments = parser.parse_args()
     baselines = arguments.baselines and Baselines.read(arguments.baselines)
     found = report.collect([arguments.folder], baselines=baselines)
+    for text in (*(f"{one.where}: {one.what}" for one in found.damage), *found.notes):
+        print(text, file=sys.stderr)
     heads = ("point", *(head for head, _, _ in COLUMNS))
     rows = [
         (run.name, *(report.written(of(run), form) for _, form, of in COLUMNS))

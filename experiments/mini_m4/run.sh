@@ -4,12 +4,16 @@
 #   bash experiments/mini_m4/run.sh                    on the default corpus
 #   bash experiments/mini_m4/run.sh /data/mine.tsv.xz  on a corpus of your own (gin/tasks/tsv.gin)
 # Further arguments go to `gshard-exp sweep run` of both sweeps: --jobs=2, --set=BATCH_SIZE=16.
+given=${1:-}
+if [ $# != 0 ] && [[ $1 != --* ]]; then
+    given=$(realpath "$1")  # before the line below goes to the root of the checkout
+fi
 . "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
 RUNS=runs/mini_m4
 corpus=()
 if [ $# != 0 ] && [[ $1 != --* ]]; then
     RUNS=runs/mini_m4_tsv
-    corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
+    corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$given\"")
     shift
 fi
 # A language that the corpus lacks, or a point that fails, does not stop the rest.
@@ -23,5 +27,6 @@ gshard-exp sweep eval "$RUNS/bilingual" --baselines_to="$RUNS/baselines.json" ||
 gshard-exp sweep eval "$RUNS/grid" || status=$?
 baselines=()  # there are none where no bilingual model has 20 test sentences
 [ ! -f "$RUNS/baselines.json" ] || baselines=(--baselines="$RUNS/baselines.json")
-gshard-exp report "$RUNS/grid" "${baselines[@]}" --published
+gshard-exp report "$RUNS/grid" "${baselines[@]}" --published --reach=4,3.5,3.2,3.1,3
+python experiments/mini_m4/claims.py "$RUNS/grid" "${baselines[@]}" > "$RUNS/grid/report/claims.md"
 exit $status

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,17 @@ def run_diff(a: str, b: str) -> str:
                     path,
                     *(f"  {s} {_shown(v, path)}" for s, v in (("A", of_a), ("B", of_b))),
                 ]
+    for side, record in (("A", one), ("B", other)):
+        starts = record["starts"]
+        if changed := [part for part, where in _PARTS.items() if where and _changed(starts, part)]:
+            lines.append(f"{side} was started {len(starts)} times; {', '.join(changed)} changed")
     if not lines:
         lines = ["no difference in data, seed, code, packages, machine or mesh"]
     return "\n".join([*lines, "", *columns(_costs(one, other))])
+
+
+def _changed(starts: Sequence[Mapping[str, Any]], part: str) -> bool:
+    return any(start[part] != starts[-1][part] for start in starts)
 
 
 def _record(name: str) -> dict[str, Any] | None:

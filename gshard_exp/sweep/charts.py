@@ -72,7 +72,7 @@ class Chart:
 def looks(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
     """Give each run a colour and a shape that stay its own in every chart.
 
-    Points of a sweep over two axes or more take the colour from the axis of most values, and the
+    Points of one sweep over two axes or more take the colour from the axis of most values, and the
     shape from the rest, so that a series of depths or of experts can be followed by eye.
     """
     axes = dict.fromkeys(axis for run in runs for axis in run.axes)
@@ -80,10 +80,12 @@ def looks(runs: Sequence[Run]) -> dict[str, tuple[int, int]]:
     many = max(axes, key=lambda axis: len(values[axis]), default=None)
     rests = list(dict.fromkeys(_rest(run, many) for run in runs))
     if many is not None and 1 < len(rests) <= SHAPES and len(values[many]) <= COLOURS:
-        return {
+        look = {
             run.name: (values[many].index(str(run.axes.get(many))), rests.index(_rest(run, many)))
             for run in runs
         }
+        if len(set(look.values())) == len(runs):  # not where two sweeps have a point of one name
+            return look
     return {run.name: (i % COLOURS, i // COLOURS % SHAPES) for i, run in enumerate(runs)}
 
 

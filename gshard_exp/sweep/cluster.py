@@ -121,11 +121,11 @@ def submit(
     try:
         executor = submitit.AutoExecutor(folder / LOGS, cluster=cluster)
         executor.update_parameters(slurm_array_parallelism=jobs, **options)
+        with executor.batch():  # submits where it ends
+            return [executor.submit(PointJob(words, os.getcwd())) for words in commands.values()]
     except (RuntimeError, NameError, TypeError, ValueError) as error:
         raise ConfigError(
             f"submitit refuses: {str(error).strip()}",
             at=[f"command line: --launcher={cluster}"],
             hint="gshard-exp sweep commands F prints what another scheduler can run",
         ) from error
-    with executor.batch():
-        return [executor.submit(PointJob(words, os.getcwd())) for words in commands.values()]

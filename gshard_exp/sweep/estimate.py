@@ -29,7 +29,7 @@ from gshard_exp.train.record import sizes
 
 _LEAST, _MOST = 3, 20  # steps that are measured
 _SECONDS = 2.0  # after which no further step is measured
-Report = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +83,7 @@ def estimate(
     *,
     measure: bool = True,
     topologies: Sequence[str] = (),
-    report: Report = lambda line: None,
+    report: Say = lambda line: None,
 ) -> list[Estimate]:
     """Work out what each point takes.
 
@@ -172,7 +172,7 @@ def step_seconds(experiment: Experiment) -> float:
     return statistics.median(seconds)
 
 
-def _predicted(experiment: Experiment, topology: str, report: Report) -> Time:
+def _predicted(experiment: Experiment, topology: str, report: Say) -> Time:
     from gshard_exp.plan.compile import compile_step, fit_to
     from gshard_exp.plan.plan import make_plan
     from gshard_exp.plan.topology import parse_topology

@@ -93,16 +93,18 @@ def fit(
     """Fit a power law.
 
     Intervals come from refits to the law's predictions times the errors that it makes, drawn with
-    replacement: whole stretches of neighbours of a curve, whose errors are alike, single ones
-    otherwise. Of a curve of some 40 points whose neighbouring errors are correlated (by 0.5) they
-    hold the truth in about three of four cases, not 95 %: read them as the least that is uncertain.
-    They say nothing of whether the form of the law is right; the held-out error does.
+    replacement: stretches of neighbours of a curve, whose errors are alike; as many neighbours as a
+    group has points, since a run as a whole lies above or below the law; single ones otherwise. Of
+    a curve of some 40 points whose neighbouring errors are correlated (by 0.5) they hold the truth
+    in about three of four cases, not 95 %: read them as the least that is uncertain. They say
+    nothing of whether the form of the law is right; the held-out error does.
 
     Args:
         x: values of each variable, one a point.
         loss: of each point.
         asymptote: whether the loss may level off.
-        groups: whose points are left out together (a run's); None: each point is alone.
+        groups: whose points lie side by side and are left out together (a run's); None: each point
+            is alone.
         extrapolate: the points are one curve, by rising x: hold out this share of them, the last.
             None: leave out each group in turn.
         resamples: of the bootstrap.
@@ -123,7 +125,7 @@ def fit(
         held_out_N = _errors(part, x_NV[kept:], loss_N[kept:])
     else:
         held_out_N = _left_out(names, x_NV, loss_N, asymptote, groups, law)
-    block = 1 if extrapolate is None else max(1, round(len(loss_N) ** (1 / 3)))
+    block = _block(len(loss_N), groups, is_curve=extrapolate is not None)
     intervals = _intervals(law, x_NV, loss_N, block, resamples, np.random.default_rng(seed))
     return Fit(law, len(loss_N), _rms(_errors(law, x_NV, loss_N)), _rms(held_out_N), intervals)
 
@@ -237,6 +239,13 @@ def _left_out(
         part = _solve(names, x_NV[~out_N], loss_N[~out_N], asymptote, near=law)
         errors.append(_errors(part, x_NV[out_N], loss_N[out_N]))
     return np.concatenate(errors)
+
+
+def _block(count: int, groups: Sequence[str] | None, *, is_curve: bool) -> int:
+    """Return how many neighbours have errors that are alike."""
+    if is_curve:
+        return max(1, round(count ** (1 / 3)))
+    return 1 if groups is None else max(1, round(count / len(set(groups))))
 
 
 def _intervals(

@@ -43,7 +43,7 @@ REQUEST = signal.SIGINT
 FREE = re.compile(
     r"(model_dir|train_steps|mesh|checkpoints|evaluators|log_every_steps|search)\b|.*\.cache_dir$"
 )
-Report = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,8 +109,8 @@ class Crew:
         points: Sequence[Prepared],
         *,
         jobs: int,
-        report: Report,
-        progress: Report = lambda line: None,
+        report: Say,
+        progress: Say = lambda line: None,
     ) -> None:
         self._waiting, self._jobs = list(points), jobs
         self._report, self._progress = report, progress
@@ -148,7 +148,11 @@ class Crew:
         return self._asked > 0
 
     def _start(self, prepared: Prepared) -> None:
-        lock = claim(prepared.folder)
+        try:
+            lock = claim(prepared.folder)
+        except OSError as error:  # concerns this point alone
+            self._end(Outcome(prepared.name, FAILED, f"its folder cannot be written: {error}"))
+            return
         if lock is None:
             self._end(Outcome(prepared.name, RUNNING), before=True)
             return
@@ -158,8 +162,15 @@ class Crew:
             ended = Outcome(prepared.name, FAILED if problem else DONE, problem)
             self._end(ended, before=True)
             return
-        self._report(f"{prepared.name}: {_beginning(prepared.folder)}")
-        self._running.append(_Child(prepared, start_process(prepared, lock), lock))
+        begins = f"{prepared.name}: {_beginning(prepared.folder)}"
+        try:
+            process = start_process(prepared, lock)
+        except OSError as error:
+            os.close(lock)
+            self._end(Outcome(prepared.name, FAILED, f"it cannot be started: {error}"))
+            return
+        self._report(begins)
+        self._running.append(_Child(prepared, process, lock))
 
     def _reap(self) -> None:
         for child in list(self._running):

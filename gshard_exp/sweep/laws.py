@@ -127,6 +127,6 @@ def table(laws: Sequence[Law]) -> Table:
         "Training cross entropy, without the first tenth of a run's tokens; least squares in log "
         "loss. Intervals: bootstrap of the errors, for curves rather too narrow. Held-out error: "
         "of a run's curve the last fifth, predicted from the rest; across runs each run, predicted "
-        "from the others. One seed a point: what another seed would give is in no interval."
+        "from the others. Where points have one seed, what another would give is in no interval."
     )
     return Table("fits", "Fitted power laws", heads, keys, rows, values, about)

@@ -60,7 +60,8 @@ class Report:
     @property
     def notes(self) -> list[str]:
         """What a reader has to know before comparing."""
-        kinds = {run.scores.kind: run.name for run in self.runs if run.scores}
+        scored = [(run.name, run.scores) for run in self.runs if run.scores]
+        kinds = {f"{scores.kind} {scores.signature}".strip(): name for name, scores in scored}
         found = list(self.remarks)
         if len(kinds) > 1:
             shown = "; ".join(f"{name}: {kind}" for kind, name in kinds.items())
@@ -82,6 +83,7 @@ class _Found:
     waiting: list[str] = dataclasses.field(default_factory=list)
     damage: list[Damage] = dataclasses.field(default_factory=list)
     titles: list[str] = dataclasses.field(default_factory=list)
+    remarks: list[str] = dataclasses.field(default_factory=list)
 
 
 def collect(
@@ -114,7 +116,7 @@ def collect(
         )
     runs = [read_run(folder, name, axes) for name, folder, axes in _named(found.places)]
     damage = [*found.damage, *(Damage(run.name, text) for run in runs for text in run.damage)]
-    remarks: list[str] = []
+    remarks = found.remarks
     if baselines is not None:
         runs = [_compared(run, baselines, remarks) for run in runs]
     if thresholds is None:
@@ -143,7 +145,12 @@ def _descend(folder: Path, root: Path, found: _Found, depth: int) -> None:
         name = folder.resolve().name if folder == root else str(folder.relative_to(root))
         found.places.append((name, folder, {}))
         return
-    for child in sorted(folder.iterdir()) if depth else ():
+    try:
+        children = sorted(folder.iterdir()) if depth else []
+    except OSError as error:
+        found.damage.append(Damage(str(folder), f"{folder} cannot be read: {error.strerror}"))
+        return
+    for child in children:
         if child.is_dir() and child.name != OUTPUT and not child.name.startswith("."):
             _descend(child, root, found, depth - 1)
 
@@ -164,6 +171,13 @@ def _add_points(folder: Path, found: _Found) -> bool:
             found.places.append((name, place, point["axes"]))
         else:
             found.waiting.append(name)
+    named = {point["dir"] for point in content["points"]}
+    others = [child.name for child in sorted(folder.iterdir()) if is_run(child)]
+    if left := [name for name in others if name not in named]:
+        found.remarks.append(
+            f"{folder} also holds runs of no point of the sweep as it is now: {', '.join(left)} "
+            "(report them by their own folders)"
+        )
     return True
 
 
@@ -226,7 +240,7 @@ Column = tuple[str, str, Callable[[Run], Any], str]
 def point_columns(report: Report) -> list[Column]:
     """List the columns of the table of points, axes of the sweep first."""
     of_axes: list[Column] = [(axis, axis, _axis(axis), "") for axis in report.axes]
-    return [
+    columns: list[Column] = [
         ("point", "point", lambda run: run.name, ""),
         *of_axes,
         ("status", "status", lambda run: run.status, ""),
@@ -243,6 +257,9 @@ def point_columns(report: Report) -> list[Column]:
         ("left_behind", "left behind", _left_behind, "%"),
         ("seed", "seed", _seed, ""),
     ]
+    # An axis may be called as a column is (`seed`); the column is what took effect.
+    known = [key for key, *_ in columns]
+    return [column for i, column in enumerate(columns) if column[0] not in known[i + 1 :]]
 
 
 def _axis(name: str) -> Callable[[Run], Any]:

@@ -95,7 +95,9 @@ class Run:
     def status(self) -> str:
         """`done`, `step 400 of 1200` or `no step yet`."""
         last = self.model.train_steps
-        if self.record.get("finished") or (last is not None and self.step >= last):
+        # A run without a record was not trained here: its steps are all that is known.
+        finished = self.record.get("finished", last is not None and self.step >= last)
+        if finished:
             return "done"
         if not self.lines:
             return "no step yet"

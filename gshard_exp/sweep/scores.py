@@ -34,6 +34,7 @@ class Scores:
         signature: of the metric; empty where the file has none.
         languages: code -> {bleu, delta_bleu where known, averaged}, from high to low resource.
         averages: macro, high, middle, low -> {bleu, delta_bleu where known}.
+        max_examples: of each language, the first so many; None: all, or not known.
         cross_entropy: of the reference translations, nats per target piece, where known.
     """
 
@@ -44,12 +45,14 @@ class Scores:
     signature: str
     languages: Mapping[str, Mapping[str, Any]]
     averages: Mapping[str, Mapping[str, float]]
+    max_examples: int | None = None
     cross_entropy: float | None = None
 
     @property
     def kind(self) -> str:
-        """What has to be equal for two averages to be comparable, but for the languages."""
-        return f"{self.split}, {self.search}"
+        """What has to be equal for two averages to be comparable, with signature and languages."""
+        part = f", {self.max_examples} sentences of a language" if self.max_examples else ""
+        return f"{self.split}, {self.search}{part}"
 
     def average(self, metric: str, group: str = MACRO) -> float | None:
         """Return the mean over languages; None if it is not known."""
@@ -69,14 +72,18 @@ class Scores:
         languages = {
             code: {**row, DELTA: row[METRIC] - baselines.scores[code]}
             if code in baselines.scores
-            else {key: value for key, value in row.items() if key != DELTA}
+            else _without_delta(row)
             for code, row in self.languages.items()
         }
         averages = {
-            group: {**row, **_mean_delta(languages.values(), group)}
+            group: {**_without_delta(row), **_mean_delta(languages.values(), group)}
             for group, row in self.averages.items()
         }
         return dataclasses.replace(self, languages=languages, averages=averages)
+
+
+def _without_delta(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != DELTA}
 
 
 def _mean_delta(rows: Any, group: str) -> dict[str, float]:
@@ -125,6 +132,7 @@ def of_evaluation(content: Mapping[str, Any], source: str, damage: list[str]) ->
             signature=str(content["metrics"].get(METRIC, "")),
             languages=languages,
             averages={group: _finite(row) for group, row in content["averages"].items()},
+            max_examples=content.get("max_examples"),
             cross_entropy=forced[HELD_OUT_LOSS] if is_number(forced, HELD_OUT_LOSS) else None,
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:

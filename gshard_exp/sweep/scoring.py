@@ -11,7 +11,7 @@ from typing import Any
 
 from gshard_exp.errors import SettingError
 from gshard_exp.score.quality import FEWEST
-from gshard_exp.sweep.launch import TAIL, Outcome, Report
+from gshard_exp.sweep.launch import TAIL, Outcome, Say
 from gshard_exp.sweep.scores import METRIC
 from gshard_exp.sweep.state import DONE, FAILED, Files, status_of
 
@@ -22,7 +22,7 @@ def score(
     split: str,
     max_examples: int | None = None,
     again: bool = False,
-    report: Report,
+    report: Say,
 ) -> list[Outcome]:
     """Run `gshard-exp eval` for each point that is trained, one after the other.
 

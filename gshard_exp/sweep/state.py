@@ -117,7 +117,7 @@ def is_claimed(folder: Path) -> bool:
     """Whether a process works on a point."""
     try:
         descriptor = os.open(Files(folder).lock, os.O_RDONLY)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -52,8 +52,8 @@ def points(report: Report) -> Table:
         "Loss: training cross entropy, nats per target piece, in the last logged steps, without "
         "the routers' losses; held-out: on validation text. Params: all; active: those that one "
         "token uses. Tokens: both sides, without padding. FLOPs: useful operations of training so "
-        "far. core-h: hours of cores, as recorded; step-h: hours of the steps alone. Left behind: "
-        "tokens that no expert held."
+        "far. core-h: hours of cores, as recorded; step-h: hours by the clock, of the steps alone. "
+        "Left behind: tokens that no expert held."
     )
     return Table(
         "points",
