@@ -3,7 +3,10 @@
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
 
 SIGKILLED = -signal.SIGKILL
 
@@ -20,9 +23,14 @@ def run(argv: Sequence[str], kill: str | None = None) -> int:
         kill: `batch N`: SIGKILL when the N-th batch of the process is asked for; `writing N`:
             while its N-th checkpoint is being written; `written N`: when that one is whole.
     """
-    from tiny_run import COMPILED
-
-    process = _server.Process(target=_main, args=(list(argv), kill, COMPILED))
+    # The server may have started in another module, and with other settings than those of now.
+    settings = {
+        "jax_compilation_cache_dir": jax.config.jax_compilation_cache_dir,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+        "jax_disable_most_optimizations": jax.config.read("jax_disable_most_optimizations"),
+    }
+    process = _server.Process(target=_main, args=(list(argv), kill, settings))
     process.start()
     process.join(300)
     status = process.exitcode
@@ -34,14 +42,11 @@ def run(argv: Sequence[str], kill: str | None = None) -> int:
     return status
 
 
-def _main(argv: list[str], kill: str | None, compiled: str) -> None:
-    import jax
-
+def _main(argv: list[str], kill: str | None, settings: Mapping[str, Any]) -> None:
     from gshard_exp.cli import main
 
-    jax.config.update("jax_compilation_cache_dir", compiled)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, value in settings.items():
+        jax.config.update(name, value)
     if kill is not None:
         _arm(*kill.split())
     raise SystemExit(main(argv))

@@ -29,9 +29,6 @@ SMALL = (
 )
 
 
-COMPILED = jax.config.jax_compilation_cache_dir  # of this session, see conftest.py
-
-
 def experiment(model_dir: Path, *bindings: str, small: bool = True, **fields) -> Experiment:
     """Assemble `tiny.gin`; `fields` replace those of the tree."""
     flags = [f"MODEL_DIR={model_dir}", *(SMALL if small else ()), *bindings]
