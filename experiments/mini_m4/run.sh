@@ -4,18 +4,15 @@
 #   bash experiments/mini_m4/run.sh                    on the default corpus
 #   bash experiments/mini_m4/run.sh /data/mine.tsv.xz  on a corpus of your own (gin/tasks/tsv.gin)
 # Further arguments go to `gshard-exp sweep run` of both sweeps: --jobs=2, --set=BATCH_SIZE=16.
-given=${1:-}
-if [ $# != 0 ] && [[ $1 != --* ]]; then
-    given=$(realpath "$1")  # before the line below goes to the root of the checkout
-fi
-. "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
 RUNS=runs/mini_m4
 corpus=()
 if [ $# != 0 ] && [[ $1 != --* ]]; then
     RUNS=runs/mini_m4_tsv
-    corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$given\"")
+    # Found from here: what is read next goes to the root of the checkout.
+    corpus=(--set=gin/tasks/tsv.gin "--set=TSV_PATH=\"$(realpath "$1")\"")
     shift
 fi
+. "$(dirname "${BASH_SOURCE[0]}")/../../.ci/environment.sh" data,corpus,report
 # A language that the corpus lacks, or a point that fails, does not stop the rest.
 status=0
 for part in bilingual grid; do
