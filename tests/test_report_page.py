@@ -222,7 +222,9 @@ def test_the_page_follows_the_system_s_scheme_and_the_button_overrules_it(opened
     is_dark = scheme == "dark"
     assert (background() < 150) == is_dark
     button = opened.find_element("id", "theme")
-    assert button.text == ("Light" if is_dark else "Dark")
+    label = "Light" if is_dark else "Dark"
+    # Colours change at once; the page hears of it, and names the button, with a later frame.
+    wait(opened, f"return document.getElementById('theme').textContent === '{label}'")
     button.click()
     assert (background() < 150) != is_dark
 
