@@ -161,14 +161,25 @@ def make_folder_of(file: str) -> None:
     """Make the folder that a file will stand in: before the work whose result it is.
 
     Raises:
+        ConfigError: it cannot be made, or the file's name is that of a folder.
+    """
+    make_folder(str(Path(file).parent))
+    if Path(file).is_dir():
+        raise ConfigError(f"'{file}' is a folder, not a file.", at=[f"command line: {file}"])
+
+
+def make_folder(folder: str) -> None:
+    """Make a folder, and those above it.
+
+    Raises:
         ConfigError: it cannot be made.
     """
     try:
-        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"The folder '{Path(file).parent}' cannot be made: {error.strerror}.",
-            at=[f"command line: {file}"],
+            f"The folder '{folder}' cannot be made: {error.strerror}.",
+            at=[f"command line: {folder}"],
         ) from error
 
 

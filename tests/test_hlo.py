@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gshard_exp.sharding import hlo
+from gshard_exp.sharding.instructions import Shape
 
 
 def compiled(function, *arguments, **how):
@@ -155,8 +156,8 @@ ENTRY %main (a: f32[4,8]) -> f32[16,8] {
 
 
 def test_bytes_follow_the_dtype():
-    assert hlo.Shape("bf16", (3, 5)).bytes == 30
-    assert hlo.Shape("token", ()).bytes == 0
+    assert Shape("bf16", (3, 5)).bytes == 30
+    assert Shape("token", ()).bytes == 0
 
 
 def test_what_is_not_hlo_is_refused():

@@ -14,8 +14,9 @@ from gshard_exp.paths import parameter_path
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.compile import Program, fit_to
 from gshard_exp.plan.cost import estimate
-from gshard_exp.plan.plan import describe, make_plan, table
-from gshard_exp.plan.schedule import largest_results, schedule
+from gshard_exp.plan.describe import describe, table
+from gshard_exp.plan.plan import make_plan
+from gshard_exp.plan.schedule import largest_buffers, schedule
 from gshard_exp.plan.topology import parse_topology, require_compiler, roomier
 from gshard_exp.sharding import hlo
 from gshard_exp.sharding.mesh import MeshSpec
@@ -44,7 +45,8 @@ def test_without_libtpu_a_tpu_is_refused_and_a_cpu_is_not(monkeypatch):
 
 
 def test_a_machine_with_more_memory_has_as_many_cores():
-    assert roomier(V3).name == "v5p:8x16x16"
+    assert roomier(V3).name == "v5p:16x16x8"
+    assert roomier(parse_topology("v4:2x2x1")).name == "v5p:2x2x1"
     assert roomier(parse_topology("v3:2x2")).cores == 8
 
 
@@ -237,8 +239,8 @@ def test_equal_names_in_two_computations_are_two_instructions():
     assert [row.count for row in cost.collectives] == [5]
 
 
-def test_the_largest_results_are_named():
-    size, shape, origin = largest_results(hlo.parse(TPU), 1)[0]
+def test_the_largest_buffers_are_named():
+    size, shape, origin = largest_buffers(hlo.parse(TPU), 1)[0]
     assert (size, shape) == (2**23, "bf16[2048,2048]")
     assert origin.endswith("ffn/dispatch/transpose")
 

@@ -1,15 +1,17 @@
 """Compiles the paper's models for the paper's machines and lays its cost tables beside ours.
 
-    python experiments/paper_tables/run.py --programs=/tmp/programs
+    python experiments/paper_tables/run.py --programs=/tmp/programs --jobs=2
 
 Needs libtpu (pip install '.[tpu-plan,bench]'), no TPU; about two minutes of one processor core a
-row. A row whose program is in the folder already is not compiled again.
+row. A row whose program is in the folder already is not compiled again. The rows whose compile
+times are compared come first: leave the machine alone until these are done.
 """
 
 import argparse
 import dataclasses
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import plots
@@ -22,20 +24,30 @@ from gshard_exp.plan.plan import make_plan
 from gshard_exp.plan.topology import parse_topology
 
 HERE = Path(__file__).parent
-COMMAND = "python experiments/paper_tables/run.py --programs=/tmp/programs"
 
 
-def plan_of(row: rows.Row, folder: Path, *, compiles: bool) -> dict | None:
-    """Return a row's plan as plain values; None if it is not there and not to be compiled."""
+def fitted(row: rows.Row):
+    """Return a row's experiment with the size of its machine, the machine, and a sentence."""
     topology = parse_topology(row.topology)
     subject = reading.read_subject(f"{row.gin_file},{rows.RANDOM}", row.bindings)
-    fitted, layout = fit_to(subject.assembled.tree, topology, tokens_per_core=row.tokens_per_core)
+    tree, layout = fit_to(subject.assembled.tree, topology, tokens_per_core=row.tokens_per_core)
+    return tree, topology, layout
+
+
+def compiled(row: rows.Row, folder: Path) -> None:
+    """Compile a row, unless its program is there."""
     if not (folder / f"{row.name}.json").exists():
-        if not compiles:
-            return None
+        tree, topology, layout = fitted(row)
         print(f"{row.name}: {layout}", flush=True)
-        compile_step(fitted, topology, print).save(folder, row.name)
-    plan = make_plan(row.name, fitted, load_program(folder, row.name), layout)
+        compile_step(tree, topology, lambda line: print(f"{row.name}: {line}", flush=True)).save(
+            folder, row.name
+        )
+
+
+def plan_of(row: rows.Row, folder: Path) -> dict:
+    """Return a row's plan as plain values."""
+    tree, _, layout = fitted(row)
+    plan = make_plan(row.name, tree, load_program(folder, row.name), layout)
     return {"row": dataclasses.asdict(row), **plan.to_json()}
 
 
@@ -43,17 +55,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--programs", type=Path, required=True, help="folder of compiled programs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
+    parser.add_argument("--jobs", type=int, default=1, help="compilers at once")
     parser.add_argument("--no_compile", action="store_true", help="only rows that are there")
     arguments = parser.parse_args()
-    plans = {}
-    for row in rows.ROWS:
-        plan = plan_of(row, arguments.programs, compiles=not arguments.no_compile)
-        if plan is not None:
-            plans[row.name] = plan
+    folder = arguments.programs
+    if not arguments.no_compile:
+        with ThreadPoolExecutor(arguments.jobs) as pool:  # each compiler is a process of its own
+            first = sorted(rows.ROWS, key=lambda row: not row.scaling)
+            list(pool.map(lambda row: compiled(row, folder), first))
+    there = [row for row in rows.ROWS if (folder / f"{row.name}.json").exists()]
+    plans = {row.name: plan_of(row, folder) for row in there}
     published = json.loads((HERE / "published.json").read_text())
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "plans.json").write_text(json.dumps(plans, indent=1) + "\n")
-    for name, text in tables.pages(plans, published, COMMAND).items():
+    for name, text in tables.pages(plans, published).items():
         (arguments.results / name).write_text(text)
     plots.draw(plans, published, arguments.results)
     print((arguments.results / "tables.md").read_text())

@@ -44,8 +44,8 @@ class Program:
     Attributes:
         topology: name of the machine.
         mesh: size of each mesh axis.
-        text: the optimised module. If it did not fit: that of as many cores of v5p, whose memory
-            is larger, to see what is large; empty if it does not fit there either.
+        text: the optimised module. If it did not fit: that for as many cores of v5p, whose memory
+            is larger, to see what is large; empty if those do not take it either.
         error: what the compiler said if the program does not fit in memory; else empty.
         memory_bytes: of one device, by XLA: `argument`, `output`, `alias`, `temp`,
             `generated_code`, `peak` (alive at once, arguments included; what is allocated is more,
@@ -164,7 +164,9 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
         error = str(refusal)
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - began_cpu
     if error and topology.name != roomier(topology).name:
-        text = compile_here(experiment, roomier(topology)).text
+        # It only shows what is large: that the other machine does not take it changes nothing.
+        with contextlib.suppress(SettingError, jax.errors.JaxRuntimeError):
+            text = compile_here(experiment, roomier(topology)).text
     return Program(
         topology=topology.name,
         mesh=dict(plan.mesh.shape),

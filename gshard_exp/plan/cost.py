@@ -15,18 +15,21 @@ recomputation (Figure 7) and steps a second (Table 3); `experiments/paper_tables
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
+from gshard_exp import axes
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.schedule import Work, schedule
 from gshard_exp.plan.topology import Chip, Topology
 from gshard_exp.sharding.causes import FORWARD, RECOMPUTE
 from gshard_exp.sharding.groups import mesh_axes
-from gshard_exp.sharding.hlo import Module
+from gshard_exp.sharding.hlo import Collective, Module
 
 # Opcodes of asynchronous collectives and copies; the time is that of the start.
 _DONE = ("-done", "-update")
 SECONDS_A_YEAR = 365.25 * 24 * 3600
+N = TypeVar("N", int, float)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,9 @@ class Cost:
     """What a step takes on one core.
 
     Attributes:
-        executed_flops: products, loops multiplied.
-        recomputed_flops: of these, in recomputation.
+        flops: of products by part and pass, loops multiplied.
+        padding_flops: what the matrix units multiply beside them, where a product does not fill
+            them, see `Product.padded`; 0 on CPU.
         bytes_moved: read from and written to memory.
         collectives: by kind, size and cause, the longest first.
         breakdown: seconds by part and pass; empty on CPU.
@@ -69,14 +73,24 @@ class Cost:
         unknown_loops: loops that count once since their trips are not known.
     """
 
-    executed_flops: int
-    recomputed_flops: int
+    flops: Mapping[str, Mapping[str, int]]
+    padding_flops: int
     bytes_moved: int
     collectives: tuple[CollectiveCost, ...]
     breakdown: Mapping[str, Mapping[str, float]]
     encoder_forward: Mapping[str, float]
     roofline_seconds: float | None
     unknown_loops: tuple[str, ...]
+
+    @property
+    def executed_flops(self) -> int:
+        """Operations of all products."""
+        return sum(sum(passes.values()) for passes in self.flops.values())
+
+    @property
+    def recomputed_flops(self) -> int:
+        """Of these, in recomputation."""
+        return sum(passes.get(RECOMPUTE, 0) for passes in self.flops.values())
 
     @property
     def step_seconds(self) -> float | None:
@@ -97,25 +111,28 @@ def estimate(
         mesh: size of each mesh axis, in the order of the mesh.
     """
     breakdown: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    flops: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     encoder: dict[str, float] = defaultdict(float)
     found: dict[tuple, int] = defaultdict(int)
-    flops = recomputed = moved = 0
+    padding = moved = 0
     roofline = 0.0
     for work in schedule(module):
         if work.instruction.opcode.endswith(_DONE):
             continue
         sent = work.sends
         phase = parts.phase(work.op_name)
-        is_sum = sent is not None and sent.kind in ("all-reduce", "reduce-scatter")
-        part = parts.part(work.op_name, sparse, sums_gradients=is_sum)
         if sent is not None:
+            over = mesh_axes(sent.groups, mesh)
+            part = parts.part(work.op_name, sparse, sums_gradients=_sums_gradients(sent, over))
             group = sent.group or topology.cores
-            axes = " x ".join(mesh_axes(sent.groups, mesh))
-            found[sent.kind, sent.bytes, group, axes, part, phase] += work.times
             spent = ideal = collectives.seconds(sent.kind, sent.bytes, group, topology)
+            cause = f"{part}, {phase}"
+            found[sent.kind, sent.bytes, spent, group, " x ".join(over), cause] += work.times
         else:
-            flops += work.times * work.flops
-            recomputed += work.times * work.flops * (phase == RECOMPUTE)
+            part = parts.part(work.op_name, sparse)
+            if work.products:
+                flops[part][phase] += work.times * work.flops
+                padding += work.times * work.padding(topology.chip.unit) if topology.chip else 0
             moved += work.times * work.bytes
             spent, ideal = _seconds(work, topology.chip)
         if spent is not None and ideal is not None:
@@ -123,17 +140,27 @@ def estimate(
             if phase == FORWARD and "/encoder/" in work.op_name:
                 encoder[part] += work.times * spent
             roofline += work.times * ideal
-    rows = tuple(_collective(key, count, topology) for key, count in found.items())
+    rows = [_collective(key, count) for key, count in found.items()]
     return Cost(
-        executed_flops=flops,
-        recomputed_flops=recomputed,
+        flops=_plain(flops),
+        padding_flops=padding,
         bytes_moved=moved,
         collectives=tuple(sorted(rows, key=lambda row: -(row.seconds or row.bytes * row.count))),
-        breakdown={name: dict(passes) for name, passes in breakdown.items()},
+        breakdown=_plain(breakdown),
         encoder_forward=dict(encoder),
         roofline_seconds=roofline or None,
         unknown_loops=tuple(module.unknown_loops()),
     )
+
+
+def _plain(nested: Mapping[str, dict[str, N]]) -> dict[str, dict[str, N]]:
+    return {name: dict(passes) for name, passes in nested.items()}
+
+
+def _sums_gradients(sent: Collective, over: Sequence[str]) -> bool:
+    """Tell whether rows of the batch are added up; over `model` it is hidden widths or heads."""
+    sums = sent.kind in ("all-reduce", "reduce-scatter")
+    return sums and not any(axis.startswith(axes.MODEL) for axis in over)
 
 
 def _seconds(work: Work, chip: Chip | None) -> tuple[float, float] | tuple[None, None]:
@@ -149,15 +176,14 @@ def _seconds(work: Work, chip: Chip | None) -> tuple[float, float] | tuple[None,
     return spent, min(spent, max(products, traffic))
 
 
-def _collective(key: tuple, count: int, topology: Topology) -> CollectiveCost:
-    kind, size, group, axes, part, phase = key
-    each = collectives.seconds(kind, size, group, topology)
+def _collective(key: tuple, count: int) -> CollectiveCost:
+    kind, size, each, group, over, cause = key
     return CollectiveCost(
         kind=kind,
         count=count,
         bytes=size,
         seconds=None if each is None else count * each,
         group=group,
-        axes=axes,
-        cause=f"{part}, {phase}",
+        axes=over,
+        cause=cause,
     )

@@ -9,9 +9,9 @@ The parts are the bars of Figure 8, and what Figure 8 leaves out.
 import re
 from collections.abc import Set
 
+from gshard_exp.model.contract import moe_layers
 from gshard_exp.model.seq2seq import Seq2SeqModel
 from gshard_exp.sharding.causes import BACKWARD, FORWARD, OUTSIDE, RECOMPUTE, pass_of
-from gshard_exp.train.parameters import moe_layers
 
 PROJECTIONS = "projections"
 ATTENTION = "attention"
@@ -67,7 +67,8 @@ def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str
     Args:
         op_name: of an instruction.
         sparse: see `sparse_blocks`.
-        sums_gradients: the instruction is an all-reduce or a reduce-scatter.
+        sums_gradients: the instruction adds up over cores that hold other rows of the batch; over
+            those that split hidden widths or heads it is a sum within a product.
     """
     where = phase(op_name)
     block = _BLOCK.search(op_name)

@@ -1,27 +1,20 @@
-"""What an experiment takes on a machine, by its compiled step: as JSON and for a person."""
+"""What an experiment takes on a machine, by its compiled step."""
 
 import dataclasses
-import math
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-import jax
-from jax.sharding import AbstractMesh
 
 from gshard_exp.plan import parts
 from gshard_exp.plan.compile import Program, seq2seq_model
 from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
-from gshard_exp.plan.schedule import largest_results
+from gshard_exp.plan.memory import advice, memory_of
+from gshard_exp.plan.schedule import largest_buffers
 from gshard_exp.plan.topology import Topology, parse_topology
 from gshard_exp.sharding import hlo
-from gshard_exp.sharding.rules import shard_shape
-from gshard_exp.sharding.tables import columns
+from gshard_exp.sharding.causes import RECOMPUTE
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.flops import useful_flops
 from gshard_exp.train.parameters import parameters, totals
-from gshard_exp.train.state import abstract_params, placed_params
-from gshard_exp.train.step import rounded
 
 TRILLION = 10**12  # source tokens that every model of the paper was trained on
 
@@ -38,11 +31,14 @@ class Plan:
         memory: bytes of one core: `parameters`, `optimizer`, `gradients`, `activations`, `other`,
             `total` (alive at once), `limit` (None on CPU).
         useful_flops: of one core, in a step.
+        empty_slots_flops: of one core, in a step: what the feed-forward layers multiply beyond the
+            useful, recomputation left out. Of experts these are slots that no token has; None if
+            the program does not fit.
         source_tokens: in a step, over all cores.
         tokens: source tokens of the whole training, for core-years and days.
         program: what the compiler made.
         cost: None if the program does not fit.
-        largest: bytes, shape and origin of the largest results, the largest first.
+        largest: bytes, shape and origin of the largest buffers, the largest first.
         advice: what to change if it does not fit; else empty.
     """
 
@@ -52,6 +48,7 @@ class Plan:
     params: tuple[int, int]
     memory: Mapping[str, int | None]
     useful_flops: float
+    empty_slots_flops: float | None
     source_tokens: int
     tokens: int
     program: Program
@@ -71,6 +68,12 @@ class Plan:
             return False
         return None if self.memory["limit"] is None else True
 
+    @property
+    def margin(self) -> int | None:
+        """Bytes of a core that are left, negative if it does not fit; None if not known."""
+        total, limit = self.memory["total"], self.memory["limit"]
+        return None if total is None or limit is None else limit - total
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values; None where a value is not known."""
         step, cost = self.step_seconds, self.cost
@@ -85,6 +88,7 @@ class Plan:
             "params_total": self.params[0],
             "params_active": self.params[1],
             "fits": self.fits,
+            "margin_bytes": self.margin,
             "advice": self.advice,
             "memory_bytes": dict(self.memory),
             "largest_buffers": [
@@ -95,7 +99,10 @@ class Plan:
                 "useful": self.useful_flops,
                 "executed": cost.executed_flops if cost else None,
                 "recomputed": cost.recomputed_flops if cost else None,
+                "empty_slots": self.empty_slots_flops,
+                "padding": cost.padding_flops if cost else None,
             },
+            "flops_by_part": cost.flops if cost else {},
             "bytes_moved": cost.bytes_moved if cost else None,
             "collectives": [vars(row) for row in cost.collectives] if cost else [],
             "breakdown_seconds": cost.breakdown if cost else {},
@@ -119,7 +126,13 @@ class Plan:
 
 
 def make_plan(
-    name: str, experiment: Experiment, program: Program, layout: str, tokens: int = TRILLION
+    name: str,
+    experiment: Experiment,
+    program: Program,
+    layout: str,
+    tokens: int = TRILLION,
+    *,
+    fiddle: bool = False,
 ) -> Plan:
     """Read a compiled program.
 
@@ -129,6 +142,7 @@ def make_plan(
         program: of `compile_step`.
         layout: a sentence about mesh and batch, of `fit_to`.
         tokens: source tokens of a whole training.
+        fiddle: the experiment is a fiddle config, which advice is to be in flags of.
     """
     topology, model = parse_topology(program.topology), seq2seq_model(experiment)
     module = hlo.parse(program.text) if program.text else None
@@ -146,184 +160,24 @@ def make_plan(
         topology=topology,
         layout=layout,
         params=totals(parameters(model)),
-        memory=_memory(experiment, program, topology),
+        memory=memory_of(experiment, program, topology),
         useful_flops=sum(useful.values()) / topology.cores,
+        empty_slots_flops=_empty_slots(cost, useful, topology) if cost else None,
         source_tokens=experiment.batch_size * experiment.lengths["inputs"],
         tokens=tokens,
         program=program,
         cost=cost,
-        largest=largest_results(module, 10) if module else [],
-        advice=_advice(experiment, program),
+        largest=largest_buffers(module, 10) if module else [],
+        advice=advice(experiment, fiddle=fiddle) if program.error else "",
     )
 
 
-def _memory(experiment: Experiment, program: Program, topology: Topology) -> dict[str, int | None]:
-    """Split the memory of a core.
-
-    Parameters and optimizer state are known exactly. Gradients: all of them are alive at the end of
-    the backward pass, since a step whose gradient is not finite changes nothing; they are counted
-    as `_gradient_bytes` says, and activations are what is then left of the peak (among them copies
-    of weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
-    start of the backward pass, the two together are right and each alone is not.
-    """
-    state = program.state_bytes
-    sizes = program.memory_bytes
-    if not sizes:
-        wanted = _wanted_bytes(program.error)
-        rest: dict[str, int | None] = dict.fromkeys(("gradients", "activations", "other"))
-        return {**state, **rest, "total": wanted, "limit": topology.hbm_bytes}
-    held = sum(state.values())
-    other = max(0, sizes["argument"] - held) + max(0, sizes["output"] - sizes["alias"])
-    # XLA on CPU knows no peak: all that it allocates counts.
-    allocated = sizes["argument"] + sizes["temp"] + other
-    total = allocated if topology.chip is None else sizes["peak"]
-    gradients = min(_gradient_bytes(experiment, program), max(0, total - held - other))
-    return {
-        **state,
-        "gradients": gradients,
-        "activations": max(0, total - held - other - gradients),
-        "other": other,
-        "total": total,
-        "limit": topology.hbm_bytes,
-    }
-
-
-def _gradient_bytes(experiment: Experiment, program: Program) -> int:
-    """Sum the gradients on a core, each in the dtype in which it is kept.
-
-    That is the dtype of what `train.step.rounded` makes of its parameter, unless a batch is
-    computed in parts: those are added up in float32.
-    """
-    dtype = experiment.gradient_dtype
-    if dtype == "float32" or experiment.microbatches > 1:
-        return program.state_bytes["parameters"]
-    mesh = AbstractMesh(tuple(program.mesh.values()), tuple(program.mesh))
-    params, names = abstract_params(experiment.model)
-    kept = jax.eval_shape(lambda params: rounded(params, names, dtype), params)
-    placed = placed_params(experiment.model, mesh, experiment.rules)
-    return sum(
-        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf_kept.dtype.itemsize
-        for leaf, leaf_kept in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True)
+def _empty_slots(cost: Cost, useful: Mapping[str, int], topology: Topology) -> float:
+    done = sum(
+        flops
+        for part in (parts.MOE_FFN, parts.DENSE_FFN)
+        for phase, flops in cost.flops.get(part, {}).items()
+        if phase != RECOMPUTE
     )
-
-
-def _wanted_bytes(error: str) -> int | None:
-    """Read how much memory a program wanted that did not fit: `(19.33G)`."""
-    found = re.search(r"\((\d+(?:\.\d+)?)([KMGT])\)|Used (\d+(?:\.\d+)?)([KMGT]) of", error)
-    if not found:
-        return None
-    number, unit = found.group(1) or found.group(3), found.group(2) or found.group(4)
-    return round(float(number) * 1024 ** ("KMGT".index(unit) + 1))
-
-
-def _advice(experiment: Experiment, program: Program) -> str:
-    """Say what to change in an experiment that does not fit."""
-    if not program.error:
-        return ""
-    module = seq2seq_model(experiment).module
-    stacks = (module.encoder, module.decoder)
-    tries = []
-    if any(stack.remat in ("none", "dots") for stack in stacks):
-        tries.append('keep less for the backward pass: --gin.REMAT_POLICY="products", or "full"')
-    elif any(stack.remat != "full" for stack in stacks):
-        tries.append('recompute activations: --gin.REMAT_POLICY="full"')
-    tries.append(f"compute a batch in parts: --gin.NUM_MICROBATCHES={2 * experiment.microbatches}")
-    if module.dtype == "float32":
-        tries.append('halve activations: --gin.ACTIVATION_DTYPE="bfloat16"')
-    if experiment.gradient_dtype == "float32":
-        tries.append('halve gradients: --gin.GRADIENT_DTYPE="bfloat16"')
-    tries.append("split the optimizer's state: gin/sharding/zero1.gin with --mesh")
-    return "; ".join(tries)
-
-
-def describe(plan: Plan) -> str:
-    """Lay a plan out for a person."""
-    data = plan.to_json()
-    lines = [f"{plan.name} on {plan.topology.name}: {plan.topology.cores} cores, {plan.layout}"]
-    chip = plan.topology.chip
-    if chip is not None:
-        lines.append(
-            f"  a chip: {chip.devices} cores, {chip.peak_flops / 1e12:.4g} TFLOP/s, "
-            f"{_size(chip.hbm_bytes)} at {_size(round(chip.hbm_bandwidth))}/s, links of "
-            f"{_size(round(chip.link_bandwidth))}/s ({chip.source})"
-        )
-    memory = ", ".join(f"{k} {_size(v)}" for k, v in plan.memory.items() if v is not None)
-    lines.append(f"  memory of a core: {memory}")
-    if plan.program.error:
-        lines.append("  DOES NOT FIT: " + plan.program.error.splitlines()[0])
-        for size, shape, op_name in plan.largest:
-            lines.append(f"    {_size(size):>8}  {shape}  {op_name}")
-        lines.append(f"  what to change: {plan.advice}")
-    if plan.cost is None:
-        return "\n".join(lines)
-    cost = plan.cost
-    lines.append(
-        f"  FLOPs of a core: useful {plan.useful_flops:.3g}, executed {cost.executed_flops:.3g}, "
-        f"of which recomputed {cost.recomputed_flops:.3g}; {_size(cost.bytes_moved)} moved"
-    )
-    lines.append("  collectives: " + ("none" if not cost.collectives else ""))
-    for row in cost.collectives[:8]:
-        spent = "" if row.seconds is None else f", {row.seconds * 1e3:.1f} ms"
-        lines.append(
-            f"    {row.count:4d} x {row.kind} of {_size(row.bytes)} over {row.axes}{spent}: "
-            f"{row.cause}"
-        )
-    if plan.step_seconds:
-        lines += _times(data)
-    if cost.unknown_loops:
-        lines.append(f"  loops counted once: {', '.join(cost.unknown_loops)}")
-    return "\n".join(lines)
-
-
-def _times(data: Mapping[str, Any]) -> list[str]:
-    header = "".join(f"{phase:>12}" for phase in parts.PHASES)
-    lines = [f"  {'milliseconds':28}{header}"]
-    for name in parts.PARTS:
-        passes = data["breakdown_seconds"].get(name, {})
-        if passes:
-            cells = (passes.get(phase, 0.0) * 1e3 for phase in parts.PHASES)
-            lines.append(f"  {name:28}" + "".join(f"{cell:12.1f}" for cell in cells))
-    lines.append(
-        f"  predicted step {data['step_seconds']:.3f} s: {data['steps_per_second']:.3g} steps/s, "
-        f"{data['tokens_per_second']:,.0f} source tokens/s, MFU {data['mfu']:.1%}, "
-        f"{data['roofline_share']:.0%} of the roofline"
-    )
-    lines.append(
-        f"  {data['training_tokens']:.3g} source tokens: {data['core_years']:.3g} core-years, "
-        f"{data['days']:.3g} days"
-    )
-    return lines
-
-
-def table(plans: Sequence[Plan]) -> str:
-    """Lay several plans out as rows."""
-    heads = ("experiment", "machine", "params", "fits", "memory", "step s", "steps/s", "MFU")
-    return "\n".join(columns([(*heads, "compile"), *map(_row, plans)], right=()))
-
-
-def _row(plan: Plan) -> tuple[str, ...]:
-    data = plan.to_json()
-
-    def known(key: str, form: str) -> str:
-        return "-" if data[key] is None else form.format(data[key])
-
-    return (
-        plan.name,
-        plan.topology.name,
-        f"{plan.params[0] / 1e9:.4g}B",
-        {True: "yes", False: "NO", None: "-"}[plan.fits],
-        _size(plan.memory["total"]),
-        known("step_seconds", "{:.3f}"),
-        known("steps_per_second", "{:.3g}"),
-        known("mfu", "{:.1%}"),
-        f"{plan.program.compile_seconds:.0f} s",
-    )
-
-
-def _size(count: int | None) -> str:
-    if count is None:
-        return "?"
-    if count < 1000:
-        return f"{count} B"
-    power = min(4, int(math.log10(count) // 3))
-    return f"{count / 1000**power:.3g} {'kMGT'[power - 1]}B"
+    wanted = (useful["experts"] + useful["dense feed-forward"]) / topology.cores
+    return max(0.0, done - wanted)

@@ -6,9 +6,11 @@ which reads its operands and writes its results once.
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
-from gshard_exp.sharding.hlo import Collective, Execution, Instruction, Module, Shape, collective
+from gshard_exp.sharding.hlo import Collective, Execution, Module, collective
+from gshard_exp.sharding.instructions import Instruction, Shape
+from gshard_exp.sharding.products import Product
 
 # These move nothing: names for what is already there.
 FREE = {
@@ -32,7 +34,7 @@ class Work:
             the one whose result it takes, or else of the one that takes its result.
         cycles: of one execution, by the TPU compiler's own estimate; None if it has none.
         bytes: read and written in one execution.
-        flops: of the products in one execution.
+        products: of one execution.
     """
 
     instruction: Instruction
@@ -41,7 +43,16 @@ class Work:
     op_name: str
     cycles: int | None
     bytes: int
-    flops: int
+    products: tuple[Product, ...]
+
+    @property
+    def flops(self) -> int:
+        """Return the operations of the products in one execution."""
+        return sum(product.flops for product in self.products)
+
+    def padding(self, unit: int) -> int:
+        """Return what a matrix unit of that width multiplies beside them, see `Product.padded`."""
+        return sum(product.padded(unit) - product.flops for product in self.products)
 
 
 def schedule(module: Module) -> Iterator[Work]:
@@ -49,13 +60,18 @@ def schedule(module: Module) -> Iterator[Work]:
     yield from _walk(module, module.entry, 1)
 
 
-def largest_results(module: Module, count: int) -> list[tuple[int, str, str]]:
-    """List what a step makes that is largest: bytes, shape, and where it comes from."""
+def largest_buffers(module: Module, count: int) -> list[tuple[int, str, str]]:
+    """List what is largest of what a step is given and makes: bytes, shape, where it comes from.
+
+    What it is given is named `state.params[...]`, `state.opt_state...` or `batch[...]`.
+    """
     found: dict[tuple[str, str], int] = {}
-    for work in schedule(module):
-        for shape in work.instruction.shapes:
+    given = (line for line in module.computations[module.entry] if line.opcode == "parameter")
+    made = ((work.instruction, work.op_name) for work in schedule(module))
+    for line, origin in (*((line, line.op_name) for line in given), *made):
+        for shape in line.shapes:
             text = f"{shape.dtype}[{','.join(map(str, shape.dims))}]"
-            found[text, work.op_name] = shape.bytes
+            found[text, origin] = shape.bytes
     return sorted(((size, *key) for key, size in found.items()), reverse=True)[:count]
 
 
@@ -77,7 +93,7 @@ def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
                 op_name=names[line.name],
                 cycles=_cycles(line),
                 bytes=_bytes(module, line, operands),
-                flops=_flops(module, line, operands),
+                products=_products(module, line, operands),
             )
 
 
@@ -99,11 +115,14 @@ def _cycles(line: Instruction) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _flops(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
-    if line.opcode != "fusion":
-        return Execution(line, operands, 1).flops()
-    # A fusion may call fusions; `executions` of a module that enters there walks into all of them.
-    return sum(Module(module.computations, name).flops() for name in line.called)
+def _products(
+    module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]
+) -> tuple[Product, ...]:
+    runs: Iterable[Execution] = (Execution(line, operands, 1),)
+    if line.opcode == "fusion":  # it may call fusions: all that runs within
+        bodies = (Module(module.computations, name) for name in line.called)
+        runs = (run for body in bodies for run in body.executions())
+    return tuple(product for product in (run.product() for run in runs) if product)
 
 
 def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
@@ -112,6 +131,8 @@ def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...],
     read = [sum(shape.bytes for shape in operand) for operand in operands]
     if line.opcode in _SLICES:
         return 2 * written
+    if line.opcode == "copy-start":  # its result names the source again
+        return 2 * sum(read)
     if line.opcode == "dynamic-update-slice":
         return 2 * read[1]
     if line.opcode != "fusion":

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gshard_exp.errors import SettingError, first_line
 from gshard_exp.model.contract import moe_layers
-from gshard_exp.plan.plan import Plan, table
+from gshard_exp.plan.describe import table
+from gshard_exp.plan.plan import Plan
 from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.invariance import Way, carried_out, dispatches

@@ -32,6 +32,7 @@ class Chip:
         clock: Hz, of the cycles that the compiler estimates.
         devices: JAX devices (cores) on a chip, as libtpu describes it.
         source: of the figures.
+        unit: rows and columns of a matrix unit.
     """
 
     peak_flops: float
@@ -41,6 +42,7 @@ class Chip:
     clock: float
     devices: int
     source: str
+    unit: int = 128
 
 
 _GIB = 2**30
@@ -56,7 +58,7 @@ CHIPS = {
     "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _V4),
     "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _CLOUD + "v5e"),
     "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _CLOUD + "v5p"),
-    "v6e": Chip(918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e"),
+    "v6e": Chip(918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e", unit=256),
 }
 
 
@@ -127,7 +129,8 @@ def roomier(topology: Topology) -> Topology:
         axes.sort()
         axes[0], left = 2 * axes[0], left // 2
     axes[0] *= left
-    return parse_topology(f"v5p:{'x'.join(map(str, sorted(axes)))}")
+    # Hosts of v5p are 2x2x1: the longest first.
+    return parse_topology(f"v5p:{'x'.join(map(str, sorted(axes, reverse=True)))}")
 
 
 def require_compiler(topology: Topology) -> None:

@@ -11,82 +11,13 @@ of each.
 """
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterator, Mapping
 
+from gshard_exp.sharding import products
 from gshard_exp.sharding.groups import Groups, read_groups
-
-_BYTES = {
-    **dict.fromkeys(("pred", "s8", "u8", "f8e4m3fn", "f8e5m2", "f8e4m3", "f8e3m4"), 1),
-    **dict.fromkeys(("s16", "u16", "f16", "bf16"), 2),
-    **dict.fromkeys(("s32", "u32", "f32"), 4),
-    **dict.fromkeys(("s64", "u64", "f64", "c64"), 8),
-    "c128": 16,
-}
-COLLECTIVES = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
-_NAME = re.compile(r"%([\w.\-]+)")
-_CALLED = re.compile(
-    r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
-    r"|\b(?:branch_computations|called_computations)=\{([^}]*)\}"
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """An array's element type and dimensions."""
-
-    dtype: str
-    dims: tuple[int, ...]
-
-    @property
-    def bytes(self) -> int:
-        """Size without padding; tokens and other types that hold no numbers count 0."""
-        return _BYTES.get(self.dtype, 0) * math.prod(self.dims)
-
-
-@dataclasses.dataclass(frozen=True)
-class Instruction:
-    """One line of a computation.
-
-    Attributes:
-        name: unique in its computation.
-        shapes: of the result; several if it is a tuple.
-        opcode: `dot`, `fusion`, `all-to-all`, ...
-        operands: names, in the same computation.
-        text: of the operands in parentheses; what a `constant` or `parameter` is.
-        attributes: the rest of the line.
-    """
-
-    name: str
-    shapes: tuple[Shape, ...]
-    opcode: str
-    operands: tuple[str, ...]
-    text: str
-    attributes: str
-
-    @property
-    def called(self) -> tuple[str, ...]:
-        """Names of the computations that it runs."""
-        found: list[str] = []
-        for one, several in _CALLED.findall(self.attributes):
-            found += [one] if one else [name.strip().lstrip("%") for name in several.split(",")]
-        return tuple(name for name in found if name)
-
-    @property
-    def op_name(self) -> str:
-        """Where JAX says it comes from: `jit(step)/.../dot_general`; empty if it does not."""
-        found = re.search(r'op_name="([^"]*)"', self.attributes)
-        return found.group(1) if found else ""
+from gshard_exp.sharding.instructions import COLLECTIVES, Instruction, Shape, read_computations
+from gshard_exp.sharding.products import Product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,9 +28,9 @@ class Execution:
     operands: tuple[tuple[Shape, ...], ...]
     times: int
 
-    def flops(self) -> int:
-        """Return the operations of one product or convolution, times `times`; else 0."""
-        return self.times * _flops(self.instruction, self.operands)
+    def product(self) -> Product | None:
+        """Return what one execution multiplies; None if it is no product."""
+        return products.read(self.instruction, self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +84,8 @@ class Module:
 
     def flops(self) -> int:
         """Return the operations of all products and convolutions, 2 for each multiply-add."""
-        return sum(execution.flops() for execution in self.executions())
+        found = ((run.times, run.product()) for run in self.executions())
+        return sum(times * product.flops for times, product in found if product)
 
     def collectives(self) -> list[Collective]:
         """List what is sent between devices."""
@@ -173,7 +105,7 @@ class Module:
         counts: dict[str, int] = {}
         for run in self.executions():
             if run.instruction.opcode == "custom-call":
-                target = _target(run.instruction)
+                target = run.instruction.target
                 counts[target] = counts.get(target, 0) + run.times
         return counts
 
@@ -217,130 +149,7 @@ def parse(text: str) -> Module:
     Raises:
         ValueError: there is no entry computation in it.
     """
-    computations: dict[str, tuple[Instruction, ...]] = {}
-    entry, name = "", ""
-    lines: list[Instruction] = []
-    for line in text.splitlines():
-        header = re.match(r"(ENTRY )?%?([\w.\-]+)(?: \(.*)? ?(?:->.*)?\{$", line)
-        if header and " = " not in line:
-            name, lines = header.group(2), []
-            entry = name if header.group(1) else entry
-        elif line.startswith("}"):
-            computations[name] = tuple(lines)
-            name = ""
-        elif name and " = " in line:
-            lines.append(_instruction(line.strip()))
-    if entry not in computations:
-        raise ValueError("this is not the text of an HLO module: it has no ENTRY computation")
-    return Module(computations, entry)
-
-
-def _instruction(line: str) -> Instruction:
-    left, rest = line.removeprefix("ROOT ").split(" = ", 1)
-    end = _closing(rest, 0) + 1 if rest.startswith("(") else rest.index(" ")
-    opening = rest.index("(", end)
-    closing = _closing(rest, opening)
-    inside = rest[opening + 1 : closing]
-    return Instruction(
-        name=left.lstrip("%"),
-        shapes=_shapes(rest[:end]),
-        opcode=rest[end:opening].strip(),
-        operands=tuple(_NAME.findall(inside)),
-        text=inside,
-        attributes=rest[closing + 1 :],
-    )
-
-
-def _closing(text: str, opening: int) -> int:
-    """Return the index of the parenthesis that closes the one at `opening`."""
-    depth = 0
-    for index in range(opening, len(text)):
-        depth += {"(": 1, ")": -1}.get(text[index], 0)
-        if depth == 0:
-            return index
-    raise ValueError(f"no parenthesis closes the one at {opening} of {text!r}")
-
-
-def _shapes(text: str) -> tuple[Shape, ...]:
-    # Layouts stand in braces; tiles and memory spaces in them look like nothing that is matched.
-    return tuple(
-        Shape(dtype, tuple(int(d.strip("<= ")) for d in dims.split(",") if d.strip()))
-        for dtype, dims in _ARRAY.findall(text)
-    )
-
-
-def _integers(attributes: str, key: str) -> tuple[int, ...]:
-    found = re.search(rf"\b{key}=\{{([\d,]*)\}}", attributes)
-    return tuple(map(int, found.group(1).split(","))) if found and found.group(1) else ()
-
-
-def _flops(instruction: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
-    attributes = instruction.attributes
-    if instruction.opcode in ("dot", "ragged-dot"):
-        summed = _integers(attributes, "lhs_contracting_dims")
-    elif instruction.opcode == "custom-call" and "gemm" in _target(instruction):
-        listed = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', attributes)
-        summed = tuple(int(d.strip('"')) for d in listed.group(1).split(",")) if listed else ()
-    elif instruction.opcode == "convolution":
-        return _convolution_flops(instruction, operands[0][0], operands[1][0])
-    else:
-        return 0
-    left = operands[0][0].dims
-    return 2 * math.prod(instruction.shapes[0].dims) * math.prod(left[d] for d in summed)
-
-
-def _convolution_flops(instruction: Instruction, image: Shape, kernel: Shape) -> int:
-    """Count the multiply-adds that meet no padding and no hole, as XLA's cost analysis does.
-
-    On TPU products are convolutions, and batch dimensions of a product windows over padding, of
-    which most is never multiplied.
-    """
-    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", instruction.attributes)
-    if labels is None:
-        raise ValueError(f"{instruction.name}: a convolution without dim_labels")
-    of_image, of_kernel, of_result = labels.groups()
-    result = instruction.shapes[0].dims
-    window = _window(instruction.attributes)
-    spatial = sorted(label for label in of_result if label.isdigit())
-    pairs = 1
-    for index, label in enumerate(spatial):
-        pairs *= _meetings(
-            size=image.dims[of_image.index(label)],
-            kernel=kernel.dims[of_kernel.index(label)],
-            results=result[of_result.index(label)],
-            window={key: values[index] for key, values in window.items()},
-        )
-    rows = result[of_result.index("b")]
-    features = result[of_result.index("f")]
-    return 2 * rows * features * kernel.dims[of_kernel.index("i")] * pairs
-
-
-def _window(attributes: str) -> dict[str, tuple[int, ...]]:
-    """Read `window={size=3x3 stride=2x2 pad=0_1x0_1 ...}`: numbers by dimension."""
-    found = re.search(r"window=\{([^}]*)\}", attributes)
-    fields = dict(field.split("=") for field in found.group(1).split()) if found else {}
-    return {
-        key: tuple(int(part.split("_")[0]) for part in fields[key].split("x"))
-        for key in ("stride", "pad", "lhs_dilate", "rhs_dilate")
-        if key in fields
-    }
-
-
-def _meetings(size: int, kernel: int, results: int, window: Mapping[str, int]) -> int:
-    """Count the (result, kernel) positions along one dimension that meet an element."""
-    stride, hole = window.get("stride", 1), window.get("lhs_dilate", 1)
-    step, pad = window.get("rhs_dilate", 1), window.get("pad", 0)
-    last = (size - 1) * hole
-    return sum(
-        0 <= position <= last and position % hole == 0
-        for result in range(results)
-        for position in (result * stride + k * step - pad for k in range(kernel))
-    )
-
-
-def _target(instruction: Instruction) -> str:
-    found = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-    return found.group(1) if found else ""
+    return Module(*read_computations(text))
 
 
 def collective(execution: Execution) -> Collective | None:
