@@ -3,16 +3,22 @@
 import importlib.util
 import json
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import planned
 import pytest
 import tiny_run
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gshard_exp.errors import SettingError
 from gshard_exp.moe.dispatch import EinsumDispatch
 from gshard_exp.plan import search
-from gshard_exp.plan.compile import compile_here, fit_to
+from gshard_exp.plan.compile import compile_here, fit_to, optimised
 from gshard_exp.plan.plan import make_plan
+from gshard_exp.plan.schedule import schedule
 from gshard_exp.plan.topology import parse_topology
+from gshard_exp.sharding import hlo
 from gshard_exp.sharding.mesh import MeshSpec
 
 pytestmark = pytest.mark.skipif(
@@ -39,7 +45,12 @@ def test_a_step_that_does_not_fit_is_a_result_with_its_largest_buffers(command, 
     ((data,), printed) = plan(command, out, *dense, *sizes, small=())
     assert data["fits"] is False
     assert data["step_seconds"] is None
-    assert data["memory_bytes"]["total"] > 15 * 2**30
+    memory = data["memory_bytes"]
+    assert memory["total"] > memory["limit"] > 15 * 2**30
+    # What the compiler says that there is.
+    assert f"({memory['limit'] / 2**30:.2f}G)" in printed
+    missing = f"{-data['margin_bytes'] / 1e9:.3g} GB of memory are missing"
+    assert missing in printed
     largest = data["largest_buffers"][0]
     assert largest["bytes"] >= 2**31
     assert str(2**22) in largest["shape"]
@@ -79,6 +90,23 @@ def test_a_shape_that_libtpu_does_not_take_is_one_clear_error():
     experiment = planned.experiment(mesh=MeshSpec(data=98))
     with pytest.raises(SettingError, match="libtpu does not take --topology=v3:7x7"):
         compile_here(experiment, parse_topology("v3:7x7"))
+
+
+def test_a_gather_on_sparse_cores_is_read_though_jaxlib_does_not_read_it():
+    topology = parse_topology("v6e:2x2")
+    mesh = Mesh(np.array(topology.devices()), ("all",))
+
+    def on_each(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    rows = jax.jit(lambda table, ids: table[ids])
+    lowered = rows.lower(on_each((64000, 1024), jnp.float32), on_each((2048,), jnp.int32))
+    text, error, memory = optimised(lowered, topology)
+    assert not error
+    assert memory["argument"] >= 4 * 64000 * 1024
+    assert 'async_execution_thread="sparsecore"' in text
+    works = list(schedule(hlo.parse(text)))
+    assert any(4 * 2048 * 1024 in (s.bytes for s in work.instruction.shapes) for work in works)
 
 
 @pytest.mark.parametrize("name", ["v2:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])

@@ -4,12 +4,13 @@
 
 Needs libtpu (pip install '.[tpu-plan,bench]'), no TPU; about two minutes of one processor core a
 row. A row whose program is in the folder already is not compiled again. The rows whose compile
-times are compared come first: leave the machine alone until these are done.
+times are compared come first and one by one: leave the machine alone until these are done.
 """
 
 import argparse
 import dataclasses
 import json
+import shlex
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,19 +57,19 @@ def main() -> int:
     parser.add_argument("--programs", type=Path, required=True, help="folder of compiled programs")
     parser.add_argument("--results", type=Path, default=HERE / "results")
     parser.add_argument("--jobs", type=int, default=1, help="compilers at once")
-    parser.add_argument("--no_compile", action="store_true", help="only rows that are there")
     arguments = parser.parse_args()
     folder = arguments.programs
-    if not arguments.no_compile:
-        with ThreadPoolExecutor(arguments.jobs) as pool:  # each compiler is a process of its own
-            first = sorted(rows.ROWS, key=lambda row: not row.scaling)
-            list(pool.map(lambda row: compiled(row, folder), first))
-    there = [row for row in rows.ROWS if (folder / f"{row.name}.json").exists()]
-    plans = {row.name: plan_of(row, folder) for row in there}
+    for row in filter(lambda row: row.scaling, rows.ROWS):
+        compiled(row, folder)
+    with ThreadPoolExecutor(arguments.jobs) as pool:  # each compiler is a process of its own
+        list(pool.map(lambda row: compiled(row, folder), rows.ROWS))
+    plans = {row.name: plan_of(row, folder) for row in rows.ROWS}
+    made_by = shlex.join(["python", *sys.argv])
     published = json.loads((HERE / "published.json").read_text())
     arguments.results.mkdir(parents=True, exist_ok=True)
-    (arguments.results / "plans.json").write_text(json.dumps(plans, indent=1) + "\n")
-    for name, text in tables.pages(plans, published).items():
+    kept = json.dumps({"command": made_by, "plans": plans}, indent=1)
+    (arguments.results / "plans.json").write_text(kept + "\n")
+    for name, text in tables.pages(plans, published, made_by).items():
         (arguments.results / name).write_text(text)
     plots.draw(plans, published, arguments.results)
     print((arguments.results / "tables.md").read_text())

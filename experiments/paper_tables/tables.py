@@ -84,9 +84,11 @@ def _table_1(plans: Mapping[str, dict], published: Mapping) -> Table:
         paper = plan["row"]["paper"]
         printed = published["tables_1_and_3"][paper]
         derived = published["parameters"][paper]
+        experts = printed.get("experts_total", 0)
         rows.append(
             (
                 paper,
+                *(_number(experts, "{:d}"), _number(plan["experts_total"], "{:d}")),
                 printed.get("weights_printed", "-"),
                 f"{derived / 1e9:.4g}B",
                 f"{plan['params_total'] / 1e9:.4f}B",
@@ -94,12 +96,13 @@ def _table_1(plans: Mapping[str, dict], published: Mapping) -> Table:
                 f"{plan['params_active'] / 1e9:.3f}B",
             )
         )
-    heads = ("model", "printed", "by the paper's sizes", "ours", "difference", "active")
+    heads = ("model", "experts, paper", "ours", "parameters, printed")
+    heads = (*heads, "by the paper's sizes", "ours", "difference", "active")
     remark = (
         "The printed sizes are rounded, and nearer to units of 2^30 (619.4e9 = 577 x 2^30); the "
-        "second column is arithmetic with the widths of appendix A.2."
+        "column beside them is arithmetic with the widths of appendix A.2. T(96L) has no experts."
     )
-    return Table("table_1", "Table 1: parameters", heads, rows, (remark,))
+    return Table("table_1", "Table 1: experts and parameters", heads, rows, (remark,))
 
 
 def _table_3(plans: Mapping[str, dict], published: Mapping) -> Table:
@@ -121,8 +124,8 @@ def _table_3(plans: Mapping[str, dict], published: Mapping) -> Table:
             remarks.append(_out_of_reach(plan, wanted))
     remarks += _half_the_tokens(plans, published)
     remarks.append(
-        "T(96L): the paper trains it by pipelining (GPipe) and prints core-years only; ours is "
-        "split over rows and hidden widths."
+        "T(96L): the paper trains it by pipelining (GPipe) and prints no steps/s; ours is split "
+        "over rows and hidden widths."
     )
     heads = ("model", "cores", "batch", "steps/s, paper", "ours", "diff.", "core-years, paper")
     heads = (*heads, "ours", "diff.", "days, paper", "ours", "diff.", "MFU", "note")
@@ -161,7 +164,9 @@ def _half_the_tokens(plans: Mapping[str, dict], published: Mapping) -> list[str]
         small = [
             other
             for other in plans.values()
-            if other["row"]["paper"] == paper and other["row"]["tokens_per_core"] == 2048
+            if other["row"]["paper"] == paper
+            and other["row"]["tokens_per_core"] == 2048
+            and not other["row"]["short"]
         ]
         if not small or not plan["step_seconds"]:
             continue
@@ -288,7 +293,7 @@ def _compile_time(plans: Mapping[str, dict]) -> Table:
     ]
     heads = ("cores", "processor seconds", "times that of 32 cores", "wall clock seconds")
     remark = (
-        "12 layers, one expert and 2048 tokens a core. Compiled two at a time with nothing else "
+        "12 layers, one expert and 2048 tokens a core. Compiled one by one, with nothing else "
         "running; the processor time of the compiler is compared."
     )
     title = "Compile time against number of cores (the paper: constant)"

@@ -23,13 +23,12 @@ from typing import Any, cast
 import jax
 
 from gshard_exp.errors import SettingError
-from gshard_exp.model.contract import moe_layers
 from gshard_exp.model.seq2seq import Seq2SeqModel
-from gshard_exp.plan.topology import Topology, parse_topology, require_compiler, roomier
+from gshard_exp.plan.topology import Topology, parse_topology, require_compiler
 from gshard_exp.sharding.mesh import FILL, MeshSpec
 from gshard_exp.sharding.rules import shard_shape
 from gshard_exp.train.experiment import Experiment, batch_on, plan_experiment
-from gshard_exp.train.layouts import label
+from gshard_exp.train.layouts import label, most_ways
 from gshard_exp.train.state import StatePlan
 
 REPORT_EVERY = 10.0  # seconds
@@ -44,8 +43,8 @@ class Program:
     Attributes:
         topology: name of the machine.
         mesh: size of each mesh axis.
-        text: the optimised module. If it did not fit: that for as many cores of v5p, whose memory
-            is larger, to see what is large; empty if those do not take it either.
+        text: the optimised module; if it did not fit, as it was when the compiler gave up, which
+            shows what is large.
         error: what the compiler said if the program does not fit in memory; else empty.
         memory_bytes: of one device, by XLA: `argument`, `output`, `alias`, `temp`,
             `generated_code`, `peak` (alive at once, arguments included; what is allocated is more,
@@ -153,20 +152,9 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
     plan, step = planned[0], cast(Any, planned[1])
     lowered = step.lower(plan.abstract, batch_on(experiment, plan.mesh))
     lower_seconds = time.monotonic() - began
-    text, error, memory = "", "", {}
     began, began_cpu = time.monotonic(), time.process_time()
-    try:
-        compiled = lowered.compile()
-        text, memory = compiled.as_text(), _memory(compiled)
-    except jax.errors.JaxRuntimeError as refusal:
-        if "RESOURCE_EXHAUSTED" not in str(refusal):
-            raise
-        error = str(refusal)
+    text, error, memory = optimised(lowered, topology)
     seconds, cpu_seconds = time.monotonic() - began, time.process_time() - began_cpu
-    if error and topology.name != roomier(topology).name:
-        # It only shows what is large: that the other machine does not take it changes nothing.
-        with contextlib.suppress(SettingError, jax.errors.JaxRuntimeError):
-            text = compile_here(experiment, roomier(topology)).text
     return Program(
         topology=topology.name,
         mesh=dict(plan.mesh.shape),
@@ -179,6 +167,26 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
         compile_cpu_seconds=cpu_seconds,
         versions=dict(_versions()),
     )
+
+
+def optimised(lowered: jax.stages.Lowered, topology: Topology) -> tuple[str, str, dict[str, int]]:
+    """Compile; return `text`, `error` and `memory_bytes` of a `Program`."""
+    if topology.chip is None:
+        compiled = lowered.compile()
+        return compiled.as_text() or "", "", _memory(compiled)
+    # libtpu writes its module to a file: jaxlib's `as_text` refuses v5p's and v6e's, whose gathers
+    # on the sparse cores it cannot read, and there is none where a program does not fit.
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
+        error, memory = "", {}
+        try:
+            memory = _memory(lowered.compile(compiler_options=options))
+        except jax.errors.JaxRuntimeError as refusal:
+            if "RESOURCE_EXHAUSTED" not in str(refusal):
+                raise
+            error = str(refusal)
+        written = Path(folder).glob(f"*.{'after_optimizations' if error else 'after_codegen'}.txt")
+        return next(written).read_text(encoding="utf-8"), error, memory
 
 
 def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -296,8 +304,6 @@ def _mesh_for(experiment: Experiment, topology: Topology, mesh: str) -> tuple[Me
             settings=("mesh.model",),
             hint="Set a divisor, or sizes of all axes by --mesh.",
         )
-    model = experiment.model
-    experts = [layer.num_experts for stack in model.stacks for _, layer in moe_layers(model, stack)]
-    expert = math.gcd(rest, *experts) if experts else 1
+    expert = most_ways(experiment, rest)
     why = f"chosen: the gin file's {label(own)} is another size"
     return MeshSpec(rest // expert, expert, own.model), why

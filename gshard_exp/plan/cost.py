@@ -6,8 +6,8 @@
 `cycles` are the TPU compiler's own estimate for each fusion, in the module's text. They count
 memory traffic too: a large element-wise operation moves 450 bytes a cycle, 423 GB/s at the 940 MHz
 of v3, whose published bandwidth is 450 GB/s a core. Instructions without an estimate (copies
-between layouts, scatters) take bytes / bandwidth. Nothing overlaps, and all cores take the same
-time.
+between layouts, scatters) take bytes / bandwidth. Nothing overlaps, not even what v4 and later copy
+into vector memory ahead of its use, and all cores take the same time.
 
 What can be checked against the paper: the forward pass of a layer (Figure 8), its share of
 recomputation (Figure 7) and steps a second (Table 3); `experiments/paper_tables` does.

@@ -36,7 +36,7 @@ def memory_of(
     if not sizes:
         wanted = _wanted_bytes(program.error)
         rest: dict[str, int | None] = dict.fromkeys(("gradients", "activations", "other"))
-        return {**state, **rest, "total": wanted, "limit": topology.hbm_bytes}
+        return {**state, **rest, "total": wanted, "limit": topology.available}
     held = sum(state.values())
     made = max(0, sizes["output"] - sizes["alias"])
     other = max(0, sizes["argument"] - held) + made
@@ -50,7 +50,7 @@ def memory_of(
         "activations": max(0, total - held - other - gradients),
         "other": other,
         "total": total,
-        "limit": topology.hbm_bytes,
+        "limit": topology.available,
     }
 
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from gshard_exp.model.contract import moe_layers
 from gshard_exp.plan import parts
 from gshard_exp.plan.compile import Program, seq2seq_model
 from gshard_exp.plan.cost import SECONDS_A_YEAR, Cost, estimate
@@ -28,6 +29,7 @@ class Plan:
         topology: the machine.
         layout: a sentence about mesh and batch.
         params: all parameters, and those that one token uses.
+        experts: over all sparse layers.
         memory: bytes of one core: `parameters`, `optimizer`, `gradients`, `activations`, `other`,
             `total` (alive at once), `limit` (None on CPU).
         useful_flops: of one core, in a step.
@@ -46,6 +48,7 @@ class Plan:
     topology: Topology
     layout: str
     params: tuple[int, int]
+    experts: int
     memory: Mapping[str, int | None]
     useful_flops: float
     empty_slots_flops: float | None
@@ -87,6 +90,7 @@ class Plan:
             "layout": self.layout,
             "params_total": self.params[0],
             "params_active": self.params[1],
+            "experts_total": self.experts,
             "fits": self.fits,
             "margin_bytes": self.margin,
             "advice": self.advice,
@@ -160,6 +164,11 @@ def make_plan(
         topology=topology,
         layout=layout,
         params=totals(parameters(model)),
+        experts=sum(
+            stack.repeats * layer.num_experts
+            for name, stack in model.stacks.items()
+            for _, layer in moe_layers(model, name)
+        ),
         memory=memory_of(experiment, program, topology),
         useful_flops=sum(useful.values()) / topology.cores,
         empty_slots_flops=_empty_slots(cost, useful, topology) if cost else None,

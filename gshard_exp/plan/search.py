@@ -6,7 +6,6 @@ of dispatch.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 from gshard_exp.errors import SettingError, first_line
@@ -16,7 +15,7 @@ from gshard_exp.plan.plan import Plan
 from gshard_exp.recompute import REMAT_POLICIES
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.invariance import Way, carried_out, dispatches
-from gshard_exp.train.layouts import factorisations, label, reason_against
+from gshard_exp.train.layouts import factorisations, label, most_ways, reason_against
 
 WIDEST_MODEL = 8  # ways to split heads and hidden widths; links are slow beside that
 # Experts over all cores that divide them, over half or a quarter of these, or not split.
@@ -85,9 +84,7 @@ def _meshes(experiment: Experiment) -> Iterator[Candidate]:
     """Yield the experiment's own mesh, and others that parameters, batch and groups lie on."""
     own = experiment.mesh
     yield f"mesh {label(own)}", experiment
-    model = experiment.model
-    experts = [layer.num_experts for stack in model.stacks for _, layer in moe_layers(model, stack)]
-    widest = math.gcd(own.count, *experts) if experts else 1
+    widest = most_ways(experiment, own.count)
     expert = {widest // narrower for narrower in _NARROWER} | {1}
     for mesh in factorisations(own.count):
         if mesh == own or mesh.model > WIDEST_MODEL or mesh.expert not in expert:

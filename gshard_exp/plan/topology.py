@@ -31,7 +31,9 @@ class Chip:
         link_bandwidth: bytes a second over one link in one direction.
         clock: Hz, of the cycles that the compiler estimates.
         devices: JAX devices (cores) on a chip, as libtpu describes it.
-        source: of the figures.
+        available: bytes of memory that a program may take on a device: what the compiler of libtpu
+            0.0.52 says when one does not fit.
+        source: of the other figures.
         unit: rows and columns of a matrix unit.
     """
 
@@ -41,24 +43,34 @@ class Chip:
     link_bandwidth: float
     clock: float
     devices: int
+    available: int
     source: str
     unit: int = 128
 
 
 _GIB = 2**30
+
+
+def _gib(number: float) -> int:
+    return round(number * _GIB)
+
+
 _CACM = "Jouppi et al., A domain-specific supercomputer for training DNNs, CACM 63(7), 2020"
 _V4 = "Jouppi et al., TPU v4, arXiv 2304.01433, table 4"
 _CLOUD = "Google Cloud documentation, system architecture of "
 # Link bandwidth is a chip's published total in one direction over its links. Clocks of v5e, v5p and
 # v6e are not published. Those of v5e and v5p are the peak over the operations of a cycle: 2 x 128 x
 # 128 in each of 4 and 8 matrix units (Cloud documentation). v6e's is a guess, that of v5p.
+#            peak, memory, its bandwidth, a link's, clock, devices, available, source
 CHIPS = {
-    "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _CACM),
-    "v3": Chip(123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _CACM + "; links: " + _V4),
-    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _V4),
-    "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _CLOUD + "v5e"),
-    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _CLOUD + "v5p"),
-    "v6e": Chip(918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _CLOUD + "v6e", unit=256),
+    "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _gib(7.48), _CACM),
+    "v3": Chip(123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _gib(15.48), _CACM + "; links: " + _V4),
+    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _gib(30.75), _V4),
+    "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _gib(15.75), _CLOUD + "v5e"),
+    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _gib(95.73), _CLOUD + "v5p"),
+    "v6e": Chip(
+        918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _gib(31.24), _CLOUD + "v6e", unit=256
+    ),
 }
 
 
@@ -82,9 +94,9 @@ class Topology:
         return math.prod(self.shape) * (self.chip.devices if self.chip else 1)
 
     @property
-    def hbm_bytes(self) -> int | None:
-        """Memory of one device."""
-        return self.chip.hbm_bytes // self.chip.devices if self.chip else None
+    def available(self) -> int | None:
+        """Bytes of memory that a program may take on one device; None on CPU."""
+        return self.chip.available if self.chip else None
 
     @property
     def peak_flops(self) -> float | None:
@@ -120,17 +132,6 @@ def parse_topology(name: str) -> Topology:
             hint="For example v3:32x32 (2048 cores), v4:4x4x4, v5e:16x16 or cpu:8.",
         )
     return Topology(name, CHIPS[kind], shape)
-
-
-def roomier(topology: Topology) -> Topology:
-    """Return a v5p machine of as many cores: 95 GiB each, for a program that fits nowhere else."""
-    axes, left = [1, 1, 1], topology.cores
-    while left % 2 == 0:
-        axes.sort()
-        axes[0], left = 2 * axes[0], left // 2
-    axes[0] *= left
-    # Hosts of v5p are 2x2x1: the longest first.
-    return parse_topology(f"v5p:{'x'.join(map(str, sorted(axes, reverse=True)))}")
 
 
 def require_compiler(topology: Topology) -> None:

@@ -5,6 +5,7 @@ import math
 
 from gshard_exp import axes
 from gshard_exp.errors import SettingError
+from gshard_exp.model.contract import moe_layers
 from gshard_exp.sharding.mesh import FILL, MeshSpec
 from gshard_exp.train.experiment import Experiment, check_without_devices
 
@@ -57,6 +58,17 @@ def spread(experiment: Experiment, devices: int) -> Experiment:
         settings=("mesh.data", "mesh.expert", "mesh.model"),
         hint="Change what it says, or the number of devices.",
     )
+
+
+def most_ways(experiment: Experiment, devices: int) -> int:
+    """Return over how many of so many devices the experts of every layer can be split.
+
+    1 if the model has none.
+    """
+    model = experiment.model
+    layers = (layer for stack in model.stacks for _, layer in moe_layers(model, stack))
+    experts = {layer.num_experts for layer in layers}
+    return math.gcd(devices, *experts) if experts else 1
 
 
 def label(mesh: MeshSpec) -> str:
