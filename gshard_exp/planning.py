@@ -80,10 +80,13 @@ def plan_verb(arguments: argparse.Namespace, bindings: Sequence[str]) -> int:
     Raises:
         ConfigError, SettingError: any mistake in files or flags, before the first compile.
     """
-    wanted = _wanted(arguments, bindings)
+    from gshard_exp.plan.compile import require_machines
+
     as_output = arguments.json == OUTPUT
     # What is said goes where it is not mixed with JSON.
     tell = _to_errors if as_output else say
+    wanted = _wanted(arguments, bindings)
+    require_machines(list({one.topology.name: one.topology for one in wanted}.values()), tell)
     book = _Book("" if as_output else arguments.json or "")
     status = 0
     try:
@@ -164,9 +167,11 @@ def _attempt(one: _Wanted, arguments: argparse.Namespace, tell: Tell, book: _Boo
 
 def _search(one: _Wanted, arguments: argparse.Namespace, tell: Tell, book: _Book) -> int:
     """Plan the candidates of a search and rank them; return the exit status."""
+    from gshard_exp.plan.memory import require_parameters_fit
     from gshard_exp.plan.search import search, summary
 
     def attempt(change: str, candidate: Experiment) -> Plan:
+        require_parameters_fit(candidate, one.topology)
         return _plan(one, change, candidate, arguments, tell, book)
 
     found = search(one.experiment, attempt)
@@ -196,13 +201,11 @@ def _wanted(arguments: argparse.Namespace, bindings: Sequence[str]) -> list[_Wan
     """Read and fit all experiments to all machines, and check what needs no compiler."""
     from gshard_exp.config import reading
     from gshard_exp.plan.compile import fit_to
-    from gshard_exp.plan.topology import parse_topology, require_compiler
+    from gshard_exp.plan.topology import parse_topology
     from gshard_exp.train.experiment import check_without_devices
 
     _check_flags(arguments)
     topologies = [parse_topology(name) for name in arguments.topology]
-    for topology in topologies:
-        require_compiler(topology)
     names = experiments_of(arguments, bindings)
     if not names:
         raise ConfigError(

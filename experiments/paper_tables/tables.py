@@ -184,7 +184,7 @@ def _half_the_tokens(plans: Mapping[str, dict], published: Mapping) -> list[str]
 
 
 def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
-    rows = []
+    rows, holes = [], 0.0
     by_paper = {plan["row"]["paper"]: plan for plan in _rows(plans, "figure_7")}
     for paper, bars in published["figure_7_gb"].items():
         plan = by_paper.get(paper)
@@ -193,6 +193,7 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
         memory = {key: size / 1e9 for key, size in plan["memory_bytes"].items() if size}
         weights = memory["parameters"] + memory["optimizer"]
         total = bars["weights"] + bars["activations"]
+        holes = max(holes, memory["total"] / memory["peak"] - 1)
         spent = plan["breakdown_seconds"].values()
         share = sum(p.get("recompute", 0) for p in spent) / plan["step_seconds"]
         printed = published["figure_7_recompute_share"].get(paper)
@@ -200,8 +201,8 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
             (
                 paper,
                 *(f"{bars['weights']:.2f}", f"{weights:.2f}", difference(weights, bars["weights"])),
-                *(f"{total:.2f}", f"{memory['total']:.2f}", difference(memory["total"], total)),
-                f"{memory['total'] - weights:.2f}",
+                *(f"{total:.2f}", f"{memory['peak']:.2f}", difference(memory["peak"], total)),
+                f"{memory['peak'] - weights:.2f}",
                 *(_number(printed, "{:.0%}"), f"{share:.0%}"),
             )
         )
@@ -209,15 +210,28 @@ def _figure_7(plans: Mapping[str, dict], published: Mapping) -> Table:
     heads = (*heads, "gradients and activations", "recompute, paper", "ours")
     remarks = (
         "Weights are parameters and optimizer state; of MoE(2048E,60L) the moments of experts are "
-        "split over the cores. Totals are what is alive at once.",
-        "What ours have besides: all gradients are alive until the step is known to be finite (of "
-        "MoE(2048E,12L) 1.9 GB, where the paper's total leaves 2.5 GB for gradients and "
-        "activations), and the compiler rounds the weights of all layers to bfloat16 before its "
-        "loops and keeps these copies, half the size of the layers' weights (0.7 GB).",
+        "split over the cores. Totals are what is alive at once; allocated is up to "
+        f"{holes:.0%} more, for holes between buffers and for code.",
+        "What ours have besides: all gradients are alive until the step is known to be finite, and "
+        "the compiler rounds the weights of all layers to bfloat16 before its loops and keeps "
+        "these copies, half the size of the layers' weights."
+        + _gradients(by_paper.get("MoE(2048E,12L)"), published),
         "The 12 and 24 layers recompute norms, attention weights, dropout and the masks of "
         'dispatch (REMAT_POLICY = "products"), where the paper keeps everything.',
     )
     return Table("figure_7", "Figure 7: memory of a core, GB", heads, rows, remarks)
+
+
+def _gradients(plan: Mapping | None, published: Mapping) -> str:
+    """Say how gradients compare with what the paper's bar leaves for all but weights."""
+    if plan is None:
+        return ""
+    paper, size = plan["row"]["paper"], plan["memory_bytes"]["gradients"] / 1e9
+    left = published["figure_7_gb"][paper]["activations"]
+    return (
+        f" The gradients of {paper} take {size:.2f} GB, where the paper's total leaves {left:.2f} "
+        "GB for gradients and activations."
+    )
 
 
 def _figure_8(plans: Mapping[str, dict], published: Mapping) -> Table:
@@ -259,13 +273,9 @@ def _figure_8(plans: Mapping[str, dict], published: Mapping) -> Table:
         "Attention and projections are not apart in ours: the compiler computes one projection of "
         "each layer within the product with the queries, and dropout and softmax within the output "
         "projection. Attention misses by what grows with the length of a row, which the paper does "
-        "not name: of a layer's 600 microseconds 150 are random numbers for dropout and 164 the "
-        "sums of the float32 softmax, over rows of 256 tokens.",
+        "not name: random numbers for dropout, and the sums of the float32 softmax."
+        + _short(plans),
     ]
-    short = next((p for p in plans.values() if p["row"]["short"]), None)
-    if short:
-        ours = short["encoder_forward_seconds"]["attention"] / ENCODER_PAIRS * 1e6
-        remarks.append(f"With rows of 128 tokens, as many a core, attention takes {ours:.0f}.")
     if {"128", "2048"} <= sums.keys():
         remarks.append(
             f"Growth from 128 to 2048 experts: {sums['2048'] / sums['128']:.2f} times the time for "
@@ -273,6 +283,22 @@ def _figure_8(plans: Mapping[str, dict], published: Mapping) -> Table:
         )
     title = "Figure 8: forward pass of a dense and a sparse layer, microseconds"
     return Table("figure_8", title, heads, rows, tuple(remarks))
+
+
+def _short(plans: Mapping[str, dict]) -> str:
+    """Say what attention takes on rows of half the length."""
+    same = [plan for plan in plans.values() if plan["row"]["short"] or plan["row"]["figure_8"]]
+    by_length = {
+        plan["row"]["short"]: plan["encoder_forward_seconds"]["attention"] / ENCODER_PAIRS * 1e6
+        for plan in same
+        if plan["cores"] == 128
+    }
+    if len(by_length) < 2:
+        return ""
+    return (
+        f" On 128 cores it takes {by_length[False]:.0f} microseconds with rows of 256 tokens, and "
+        f"{by_length[True]:.0f} with rows of 128, as many tokens a core."
+    )
 
 
 def _scaling(plans: Mapping[str, dict]) -> list[dict]:
@@ -294,7 +320,7 @@ def _compile_time(plans: Mapping[str, dict]) -> Table:
     heads = ("cores", "processor seconds", "times that of 32 cores", "wall clock seconds")
     remark = (
         "12 layers, one expert and 2048 tokens a core. Compiled one by one, with nothing else "
-        "running; the processor time of the compiler is compared."
+        "running; the processor time of the compiler is compared, of the quickest of three tries."
     )
     title = "Compile time against number of cores (the paper: constant)"
     return Table("compile_time", title, heads, rows, (remark,))

@@ -1,8 +1,7 @@
 """Compiles the training step of an experiment ahead of time, for a machine that is only described.
 
 The step, its rules and its optimizer are those of a run: `plan_experiment`, on a mesh of described
-devices. The compiler works in a process of its own: it cannot be interrupted
-and speaks to the terminal, a process can be ended and its words kept.
+devices.
 """
 
 import contextlib
@@ -10,13 +9,9 @@ import dataclasses
 import importlib.metadata
 import json
 import math
-import multiprocessing
-import os
-import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,16 +19,14 @@ import jax
 
 from gshard_exp.errors import SettingError
 from gshard_exp.model.seq2seq import Seq2SeqModel
+from gshard_exp.plan.apart import Report, apart
 from gshard_exp.plan.topology import Topology, parse_topology, require_compiler
 from gshard_exp.sharding.mesh import FILL, MeshSpec
-from gshard_exp.sharding.rules import shard_shape
+from gshard_exp.sharding.rules import shard_bytes
 from gshard_exp.train.experiment import Experiment, batch_on, plan_experiment
 from gshard_exp.train.layouts import label, most_ways
-from gshard_exp.train.state import StatePlan
 
-REPORT_EVERY = 10.0  # seconds
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "gshard_exp")
-Report = Callable[[str], None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,52 +89,30 @@ def compile_step(
         RuntimeError: the compiler failed; with what it said.
     """
     require_compiler(topology)
-    context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    with tempfile.TemporaryDirectory() as folder:
-        words = Path(folder) / "compiler.txt"
-        process = context.Process(
-            target=_child, args=(sender, experiment, topology.name, str(words)), daemon=True
-        )
-        process.start()
-        sender.close()
-        try:
-            answer = _wait(receiver, f"{topology.name}: compiling", report)
-        except EOFError:
-            process.join()
-            said = words.read_text(errors="replace")[-2000:] if words.exists() else ""
-            raise RuntimeError(
-                f"the compiler ended with status {process.exitcode}:\n{said}"
-            ) from None
-        finally:
-            # Done, or the user has had enough; a compiler does not listen to anything milder.
-            process.kill()
-            process.join()
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+    what = f"{topology.name}: compiling"
+    return apart(_compile_named, experiment, topology.name, what=what, report=report)
 
 
-def _wait(receiver: Connection, what: str, report: Report) -> Program | Exception:
-    began = time.monotonic()
-    while not receiver.poll(REPORT_EVERY):
-        report(f"{what}, {time.monotonic() - began:.0f} s")
-    return receiver.recv()
+def _compile_named(experiment: Experiment, topology: str) -> Program:
+    return compile_here(experiment, parse_topology(topology))
 
 
-def _child(sender: Connection, experiment: Experiment, topology: str, words: str) -> None:
-    # Ctrl-C reaches this process too; the other one answers it.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # libtpu and XLA warn about the machine that is not there.
-    log = os.open(words, os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 2)
-    jax.config.update("jax_platforms", "cpu")
-    try:
-        sender.send(compile_here(experiment, parse_topology(topology)))
-    except SettingError as error:
-        sender.send(error)
-    except jax.errors.JaxRuntimeError as error:
-        sender.send(RuntimeError(str(error)))
+def require_machines(topologies: Sequence[Topology], report: Report = lambda line: None) -> None:
+    """Refuse what the compiler knows no machine for, before anything is compiled.
+
+    Raises:
+        SettingError: libtpu is missing or does not take a topology.
+    """
+    for topology in topologies:
+        require_compiler(topology)
+    names = [topology.name for topology in topologies if topology.chip]
+    if names:
+        apart(_describe, names, what=f"{', '.join(names)}: describing", report=report)
+
+
+def _describe(names: Sequence[str]) -> None:
+    for name in names:
+        parse_topology(name).devices()
 
 
 def compile_here(experiment: Experiment, topology: Topology) -> Program:
@@ -161,7 +132,10 @@ def compile_here(experiment: Experiment, topology: Topology) -> Program:
         text=text,
         error=error,
         memory_bytes=memory,
-        state_bytes=_state_bytes(plan),
+        state_bytes={
+            "parameters": shard_bytes(plan.abstract.params),
+            "optimizer": shard_bytes(plan.abstract.opt_state),
+        },
         lower_seconds=lower_seconds,
         compile_seconds=seconds,
         compile_cpu_seconds=cpu_seconds,
@@ -194,17 +168,6 @@ def _memory(compiled: jax.stages.Compiled) -> dict[str, int]:
     kinds = ("argument", "output", "alias", "temp", "generated_code")
     sizes = {kind: getattr(analysis, f"{kind}_size_in_bytes") for kind in kinds}
     return sizes | {"peak": analysis.peak_memory_in_bytes}
-
-
-def _state_bytes(plan: StatePlan) -> dict[str, int]:
-    def size(tree) -> int:
-        return sum(
-            math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
-            for leaf in jax.tree.leaves(tree)
-        )
-
-    state = plan.abstract
-    return {"parameters": size(state.params), "optimizer": size(state.opt_state)}
 
 
 def _versions() -> Iterator[tuple[str, str]]:

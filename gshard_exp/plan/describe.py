@@ -8,6 +8,8 @@ from gshard_exp.plan import parts
 from gshard_exp.plan.plan import Plan
 from gshard_exp.sharding.tables import columns
 
+_LONGEST = 8  # collectives that are printed
+
 
 def describe(plan: Plan) -> str:
     """Lay a plan out for a person."""
@@ -41,12 +43,14 @@ def describe(plan: Plan) -> str:
     )
     lines.append(f"  memory traffic of a core: {_size(cost.bytes_moved)}")
     lines.append("  collectives: " + ("none" if not cost.collectives else ""))
-    for row in cost.collectives[:8]:
+    for row in cost.collectives[:_LONGEST]:
         spent = "" if row.seconds is None else f", {row.seconds * 1e3:.1f} ms"
         lines.append(
             f"    {row.count:4d} x {row.kind} of {_size(row.bytes)} over {row.axes}{spent}: "
             f"{row.cause}"
         )
+    if len(cost.collectives) > _LONGEST:
+        lines.append(f"    and {len(cost.collectives) - _LONGEST} kinds more: --json")
     if plan.step_seconds:
         lines += _times(data)
     if cost.unknown_loops:

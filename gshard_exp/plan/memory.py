@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -11,9 +10,11 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
+from gshard_exp import axes
+from gshard_exp.errors import SettingError
 from gshard_exp.plan.compile import Program, seq2seq_model
 from gshard_exp.plan.topology import Topology
-from gshard_exp.sharding.rules import shard_shape
+from gshard_exp.sharding.rules import shard_bytes
 from gshard_exp.train.experiment import Experiment
 from gshard_exp.train.layouts import reason_against
 from gshard_exp.train.state import abstract_params, placed_params
@@ -25,32 +26,40 @@ def memory_of(
 ) -> dict[str, int | None]:
     """Split the memory of a core.
 
-    Parameters and optimizer state are known exactly. Gradients: all of them are alive at the end of
-    the backward pass, since a step whose gradient is not finite changes nothing; they are counted
-    as `_gradient_bytes` says, and activations are what is then left of the peak (among them copies
-    of weights in bfloat16, which the TPU compiler makes before its loops). Where the peak is at the
-    start of the backward pass, the two together are right and each alone is not.
+    Returns:
+        `parameters` and `optimizer`: exactly. `gradients`: all of them are alive at the end of the
+        backward pass, since a step whose gradient is not finite changes nothing; see
+        `_gradient_bytes`. `activations`: what is left of the peak (among them copies of weights in
+        bfloat16, which the TPU compiler makes before its loops). Where the peak is at the start of
+        the backward pass, the last two together are right and each alone is not. `other`: the
+        batch, tile padding of what is given, results beside the state, code, and holes between
+        buffers. `total`: their sum, which has to fit into `limit` (None on CPU). `peak`: what is
+        alive at once, holes and code left out.
     """
     state = program.state_bytes
     sizes = program.memory_bytes
     if not sizes:
         wanted = _wanted_bytes(program.error)
-        rest: dict[str, int | None] = dict.fromkeys(("gradients", "activations", "other"))
-        return {**state, **rest, "total": wanted, "limit": topology.available}
+        parts = ("gradients", "activations", "other")
+        rest: dict[str, int | None] = dict.fromkeys(parts)
+        return {**state, **rest, "total": wanted, "limit": topology.available, "peak": None}
     held = sum(state.values())
     made = max(0, sizes["output"] - sizes["alias"])
-    other = max(0, sizes["argument"] - held) + made
-    # XLA on CPU knows no peak: all that it allocates counts.
+    given = max(0, sizes["argument"] - held)
     allocated = sizes["argument"] + sizes["temp"] + made
-    total = allocated if topology.chip is None else sizes["peak"]
-    gradients = min(_gradient_bytes(experiment, program), max(0, total - held - other))
+    total = allocated + sizes["generated_code"]
+    # XLA on CPU knows no peak: all that it allocates counts.
+    peak = allocated if topology.chip is None else sizes["peak"]
+    gradients = min(_gradient_bytes(experiment, program), max(0, peak - held - given - made))
+    activations = max(0, peak - held - given - made - gradients)
     return {
         **state,
         "gradients": gradients,
-        "activations": max(0, total - held - other - gradients),
-        "other": other,
+        "activations": activations,
+        "other": total - held - gradients - activations,
         "total": total,
         "limit": topology.available,
+        "peak": peak,
     }
 
 
@@ -67,10 +76,30 @@ def _gradient_bytes(experiment: Experiment, program: Program) -> int:
     params, names = abstract_params(experiment.model)
     kept = jax.eval_shape(lambda params: rounded(params, names, dtype), params)
     placed = placed_params(experiment.model, mesh, experiment.rules)
-    return sum(
-        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf_kept.dtype.itemsize
-        for leaf, leaf_kept in zip(jax.tree.leaves(placed), jax.tree.leaves(kept), strict=True)
+    return shard_bytes(
+        jax.tree.map(
+            lambda leaf, kept: jax.ShapeDtypeStruct(leaf.shape, kept.dtype, sharding=leaf.sharding),
+            placed,
+            kept,
+        )
     )
+
+
+def require_parameters_fit(experiment: Experiment, topology: Topology) -> None:
+    """Refuse what no compiler can make fit.
+
+    Raises:
+        SettingError: a core's parameters alone are more than a program may take.
+    """
+    mesh = AbstractMesh(dataclasses.astuple(experiment.mesh), axes.MESH_AXES)
+    held = shard_bytes(placed_params(experiment.model, mesh, experiment.rules))
+    if topology.available is not None and held > topology.available:
+        raise SettingError(
+            f"parameters alone take {held / 1e9:.4g} GB of a core, of which a program may take "
+            f"{topology.available / 1e9:.4g} GB.",
+            settings=("mesh.expert", "mesh.model"),
+            hint="Split them over more cores.",
+        )
 
 
 def _wanted_bytes(error: str) -> int | None:
@@ -131,7 +160,8 @@ def _changes(experiment: Experiment) -> Iterator[_Change]:
     rules = dataclasses.replace(experiment.rules, optimizer=split)
     if not experiment.rules.optimizer and _lies(experiment, rules=rules):
         where = ("rules.optimizer",)
-        yield _Change("split the optimizer's state", "rules.Rules.optimizer", where, split)
+        why = "split the optimizer's state (may take more for temporary arrays)"
+        yield _Change(why, "rules.Rules.optimizer", where, split)
 
 
 def _lies(experiment: Experiment, **changes: Any) -> bool:

@@ -74,7 +74,7 @@ def part(op_name: str, sparse: Set[str], *, sums_gradients: bool = False) -> str
     block = _BLOCK.search(op_name)
     if sums_gradients and where == BACKWARD:
         return GRADIENT_SUM
-    if block is None and re.search(r"/(encoder|decoder)/while/", op_name):
+    if block is None and re.search(r"/(encoder|decoder)/while(/|$)", op_name):
         return SAVED
     if block is None:
         return OPTIMIZER if where == UPDATE else EMBEDDINGS

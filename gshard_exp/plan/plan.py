@@ -31,7 +31,7 @@ class Plan:
         params: all parameters, and those that one token uses.
         experts: over all sparse layers.
         memory: bytes of one core: `parameters`, `optimizer`, `gradients`, `activations`, `other`,
-            `total` (alive at once), `limit` (None on CPU).
+            `total` (the sum), `limit` (None on CPU), `peak`; see `memory_of`.
         useful_flops: of one core, in a step.
         empty_slots_flops: of one core, in a step: what the feed-forward layers multiply beyond the
             useful, recomputation left out. Of experts these are slots that no token has; None if

@@ -17,6 +17,8 @@ FREE = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "while", "call"),
     *("conditional", "after-all", "partition-id", "opt-barrier", "async-start"),
 }
+# So are these, by their target.
+_FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 # Their time is that of what they run; an asynchronous start runs the computation that it wraps.
 _CALLS = ("while", "call", "conditional", "async-start")
 _SLICES = ("dynamic-slice", "slice", "gather")
@@ -33,7 +35,8 @@ class Work:
         op_name: where JAX says it comes from; of an instruction that the compiler added, that of
             the one whose result it takes, or else of the one that takes its result.
         cycles: of one execution, by the TPU compiler's own estimate; None if it has none.
-        bytes: read and written in one execution.
+        bytes: read from and written to the device's memory in one execution; what lies on the chip
+            already does not count.
         products: of one execution.
     """
 
@@ -57,7 +60,7 @@ class Work:
 
 def schedule(module: Module) -> Iterator[Work]:
     """Yield every instruction that a step runs, loops' bodies with their number of trips."""
-    yield from _walk(module, module.entry, 1)
+    yield from _walk(module, module.entry, 1, "")
 
 
 def largest_buffers(module: Module, count: int) -> list[tuple[int, str, str]]:
@@ -75,16 +78,17 @@ def largest_buffers(module: Module, count: int) -> list[tuple[int, str, str]]:
     return sorted(((size, *key) for key, size in found.items()), reverse=True)[:count]
 
 
-def _walk(module: Module, computation: str, times: int) -> Iterator[Work]:
+def _walk(module: Module, computation: str, times: int, caller: str) -> Iterator[Work]:
+    """Yield what a computation runs; what has no name in it comes from where its caller does."""
     lines = module.computations[computation]
     shapes = {line.name: line.shapes for line in lines}
-    names = _op_names(lines)
+    names = {name: known or caller for name, known in _op_names(lines).items()}
     for line in lines:
         if line.opcode in _CALLS:
             trips = (module.trip_count(line) or 1) if line.opcode == "while" else 1
             for name in line.called:
-                yield from _walk(module, name, times * trips)
-        if line.opcode not in FREE:
+                yield from _walk(module, name, times * trips, names[line.name])
+        if line.opcode not in FREE and line.target not in _FREE_CALLS:
             operands = tuple(shapes.get(name, ()) for name in line.operands)
             yield Work(
                 instruction=line,
@@ -127,14 +131,14 @@ def _products(
 
 def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...], ...]) -> int:
     """Count what is read and written; of an array that is only sliced or updated, that part."""
-    written = sum(shape.bytes for shape in line.shapes)
-    read = [sum(shape.bytes for shape in operand) for operand in operands]
+    written = _size(line.shapes)
+    read = [_size(operand) for operand in operands]
     if line.opcode in _SLICES:
-        return 2 * written
+        return written + _part(line.shapes, operands[0])
     if line.opcode == "copy-start":  # its result names the source again
-        return 2 * sum(read)
+        return _size(line.shapes[:1]) + sum(read)
     if line.opcode == "dynamic-update-slice":
-        return 2 * read[1]
+        return read[1] + _part(operands[1], operands[0])
     if line.opcode != "fusion":
         return written + sum(read)
     body = module.computations[line.called[0]]
@@ -147,11 +151,24 @@ def _bytes(module: Module, line: Instruction, operands: tuple[tuple[Shape, ...],
         if inner.opcode != "parameter" or not inner.text.isdigit():
             continue
         index, takers = int(inner.text), users.get(inner.name, [])
-        if takers and all(t.opcode in _SLICES and t.operands[0] == inner.name for t in takers):
-            read[index] = sum(shape.bytes for taker in takers for shape in taker.shapes)
-        elif len(takers) == 1 and takers[0].opcode == "dynamic-update-slice":
+        if not takers or any(taker.operands[0] != inner.name for taker in takers):
+            continue
+        if all(taker.opcode in _SLICES for taker in takers):
+            read[index] = sum(_part(taker.shapes, operands[index]) for taker in takers)
+        elif [taker.opcode for taker in takers] == ["dynamic-update-slice"]:
             # Updated in place: the rest is neither read nor written.
-            update = sum(shape.bytes for shape in shapes.get(takers[0].operands[1], ()))
+            update = _part(shapes.get(takers[0].operands[1], ()), operands[index])
             written -= max(0, read[index] - update)
             read[index] = 0
     return max(0, written) + sum(read)
+
+
+def _size(shapes: Iterable[Shape]) -> int:
+    """Add up what lies in the device's memory."""
+    return sum(shape.bytes for shape in shapes if shape.space == 0)
+
+
+def _part(part: Iterable[Shape], whole: Iterable[Shape]) -> int:
+    """Return the size of a part of an array, in whose memory it lies."""
+    in_memory = all(shape.space == 0 for shape in whole)
+    return sum(shape.bytes for shape in part) if in_memory else 0

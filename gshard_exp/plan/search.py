@@ -6,6 +6,7 @@ of dispatch.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from gshard_exp.errors import SettingError, first_line
@@ -55,20 +56,22 @@ def search(experiment: Experiment, attempt: Try) -> list[Found]:
         for change, candidate in choices(best):
             found = _tried(f"{name} {change}".strip(), candidate, attempt)
             tried.append((found, candidate))
-        # Of equal ranks (nothing fits) the first, which is nearest to what was asked.
+        # Of equal ranks the first, which is nearest to what was asked.
         chosen, best = min(tried, key=lambda one: rank(one[0]))
         name = chosen.name
     return sorted((found for found, _ in tried), key=rank)
 
 
 def rank(found: Found) -> tuple[int, float]:
-    """Order plans: those that fit first, by time (on CPU, where no time is known, by memory)."""
+    """Order plans: those that fit first, by time; where none is known (CPU, no fit) by memory."""
     plan = found.plan
     if plan is None:
         return 2, 0.0
     spent = plan.step_seconds
-    by = spent if spent is not None else float(plan.memory["total"] or 0)
-    return int(plan.fits is False), by
+    if spent is None:
+        total = plan.memory["total"]
+        spent = math.inf if total is None else float(total)
+    return int(plan.fits is False), spent
 
 
 def _tried(name: str, candidate: Experiment, attempt: Try) -> Found:
@@ -84,10 +87,10 @@ def _meshes(experiment: Experiment) -> Iterator[Candidate]:
     """Yield the experiment's own mesh, and others that parameters, batch and groups lie on."""
     own = experiment.mesh
     yield f"mesh {label(own)}", experiment
-    widest = most_ways(experiment, own.count)
-    expert = {widest // narrower for narrower in _NARROWER} | {1}
     for mesh in factorisations(own.count):
-        if mesh == own or mesh.model > WIDEST_MODEL or mesh.expert not in expert:
+        widest = most_ways(experiment, own.count // mesh.model)
+        ways = {1, *(widest // narrower for narrower in _NARROWER)}
+        if mesh == own or mesh.model > WIDEST_MODEL or mesh.expert not in ways:
             continue
         if not reason_against(experiment, mesh):
             yield f"mesh {label(mesh)}", dataclasses.replace(experiment, mesh=mesh)

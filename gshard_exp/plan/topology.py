@@ -33,6 +33,8 @@ class Chip:
         devices: JAX devices (cores) on a chip, as libtpu describes it.
         available: bytes of memory that a program may take on a device: what the compiler of libtpu
             0.0.52 says when one does not fit.
+        ring: an axis of the torus of so many chips, or a multiple, closes to a ring; others are
+            lines.
         source: of the other figures.
         unit: rows and columns of a matrix unit.
     """
@@ -44,6 +46,7 @@ class Chip:
     clock: float
     devices: int
     available: int
+    ring: int
     source: str
     unit: int = 128
 
@@ -60,16 +63,34 @@ _V4 = "Jouppi et al., TPU v4, arXiv 2304.01433, table 4"
 _CLOUD = "Google Cloud documentation, system architecture of "
 # Link bandwidth is a chip's published total in one direction over its links. Clocks of v5e, v5p and
 # v6e are not published. Those of v5e and v5p are the peak over the operations of a cycle: 2 x 128 x
-# 128 in each of 4 and 8 matrix units (Cloud documentation). v6e's is a guess, that of v5p.
-#            peak, memory, its bandwidth, a link's, clock, devices, available, source
+# 128 in each of 4 and 8 matrix units (Cloud documentation). v6e's is a guess, that of v5p. Rings:
+# v2 and v3 along a side of a whole pod; v4 and v5p from a cube of 4 chips on (Cloud documentation);
+# v5e and v6e along 16 chips (Austin et al., How to Scale Your Model, chapter 2). Of v5p's 96 GiB
+# the documentation counts the 95 that are left to programs.
+#            peak, memory, its bandwidth, a link's, clock, devices, available, ring, source
 CHIPS = {
-    "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _gib(7.48), _CACM),
-    "v3": Chip(123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _gib(15.48), _CACM + "; links: " + _V4),
-    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _gib(30.75), _V4),
-    "v5e": Chip(197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _gib(15.75), _CLOUD + "v5e"),
-    "v5p": Chip(459e12, 95 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _gib(95.73), _CLOUD + "v5p"),
+    "v2": Chip(46e12, 16 * _GIB, 700e9, 496e9 / 8, 700e6, 2, _gib(7.48), 16, _CACM),
+    "v3": Chip(
+        123e12, 32 * _GIB, 900e9, 70e9, 940e6, 2, _gib(15.48), 32, _CACM + "; links: " + _V4
+    ),
+    "v4": Chip(275e12, 32 * _GIB, 1200e9, 50e9, 1050e6, 1, _gib(30.75), 4, _V4),
+    "v5e": Chip(
+        197e12, 16 * _GIB, 819e9, 1600e9 / 8 / 4, 1500e6, 1, _gib(15.75), 16, _CLOUD + "v5e"
+    ),
+    "v5p": Chip(
+        459e12, 96 * _GIB, 2765e9, 4800e9 / 8 / 6, 1750e6, 1, _gib(95.73), 4, _CLOUD + "v5p"
+    ),
     "v6e": Chip(
-        918e12, 32 * _GIB, 1640e9, 3200e9 / 8 / 4, 1750e6, 1, _gib(31.24), _CLOUD + "v6e", unit=256
+        918e12,
+        32 * _GIB,
+        1640e9,
+        3200e9 / 8 / 4,
+        1750e6,
+        1,
+        _gib(31.24),
+        16,
+        _CLOUD + "v6e",
+        unit=256,
     ),
 }
 

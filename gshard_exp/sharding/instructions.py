@@ -23,7 +23,8 @@ COLLECTIVES = (
 )
 # A fusion with one of these does more than to send.
 _COMPUTES = ("convolution", "custom-call", "dot", "fusion", "while")
-_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\]")
+# Of a layout in braces only the memory space counts: `{1,0:T(8,128)S(1)}`.
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=\s]*)\](?:\{[^}]*?(?:S\((\d+)\))?\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(
     r"\b(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
@@ -33,10 +34,18 @@ _CALLED = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """An array's element type and dimensions."""
+    """An array's element type, dimensions, and the memory that it lies in.
+
+    Attributes:
+        dtype: `f32`, `bf16`, ...
+        dims: its dimensions.
+        space: 0 is the memory of the device (HBM); others, such as the vector memory of a TPU (1),
+            are on the chip.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    space: int = 0
 
     @property
     def bytes(self) -> int:
@@ -168,8 +177,9 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:
-    # Layouts stand in braces; tiles and memory spaces in them look like nothing that is matched.
     return tuple(
-        Shape(dtype, tuple(int(d.strip("<= ")) for d in dims.split(",") if d.strip()))
-        for dtype, dims in _ARRAY.findall(text)
+        Shape(
+            dtype, tuple(int(d.strip("<= ")) for d in dims.split(",") if d.strip()), int(space or 0)
+        )
+        for dtype, dims, space in _ARRAY.findall(text)
     )

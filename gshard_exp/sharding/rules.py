@@ -3,7 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gshard_exp import axes
@@ -119,6 +121,14 @@ class Rules:
 def shard_shape(shape: Sequence[int], sharding: NamedSharding) -> tuple[int, ...]:
     """Return the shape that one device holds."""
     return tuple(sharding.shard_shape(tuple(shape)))
+
+
+def shard_bytes(tree: Any) -> int:
+    """Return the bytes that one device holds of a tree of laid out arrays, abstract or not."""
+    return sum(
+        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
+        for leaf in jax.tree.leaves(tree)
+    )
 
 
 def _as_tuple(entry: MeshAxes) -> tuple[str, ...]:

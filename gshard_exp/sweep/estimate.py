@@ -96,10 +96,10 @@ def estimate(
     Raises:
         SettingError: there is no such topology, or its compiler is missing.
     """
-    from gshard_exp.plan.topology import parse_topology, require_compiler
+    from gshard_exp.plan.compile import require_machines
+    from gshard_exp.plan.topology import parse_topology
 
-    for name in topologies:
-        require_compiler(parse_topology(name))
+    require_machines([parse_topology(name) for name in topologies], report)
     if measure:  # once for all: JAX, once started, keeps the devices that it has
         simulate_cpu_devices(max(point.assembled.tree.mesh.count for point in points))
     found = []

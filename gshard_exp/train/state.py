@@ -14,7 +14,7 @@ from jaxtyping import Array, Int, UInt32
 
 from gshard_exp.model.contract import Model, Params
 from gshard_exp.paths import parameter_path
-from gshard_exp.sharding.rules import Names, Rules, shard_shape
+from gshard_exp.sharding.rules import Names, Rules, shard_bytes
 from gshard_exp.train.optimizer import Optimizer, state_names
 
 
@@ -137,25 +137,19 @@ def num_params(params: Params) -> int:
 def model_info(plan: StatePlan) -> str:
     """Tabulate parameters: path, shape, logical axes, partition spec, bytes per device."""
     lines = []
-    total_bytes = 0
     flat = jax.tree_util.tree_leaves_with_path(plan.abstract.params)
     names = jax.tree.leaves(plan.names, is_leaf=lambda leaf: isinstance(leaf, tuple))
     for (path, leaf), leaf_names in zip(flat, names, strict=True):
-        size = math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
-        total_bytes += size
+        size = shard_bytes(leaf)
         shape = ", ".join(f"{n}={d}" for n, d in zip(leaf_names, leaf.shape, strict=True))
         lines.append(
             f"Variable {parameter_path(path)} size {math.prod(leaf.shape)} shape ({shape}) "
             f"partition spec {tuple(leaf.sharding.spec)} bytes per device {size}"
         )
     mesh = ", ".join(f"{axis}={size}" for axis, size in plan.mesh.shape.items())
-    state_bytes = sum(
-        math.prod(shard_shape(leaf.shape, leaf.sharding)) * leaf.dtype.itemsize
-        for leaf in jax.tree.leaves(plan.abstract.opt_state)
-    )
     lines.append(f"Total number of parameters: {num_params(plan.abstract.params)}")
-    lines.append(f"Parameter bytes per device: {total_bytes}")
-    lines.append(f"Optimizer state bytes per device: {state_bytes}")
+    lines.append(f"Parameter bytes per device: {shard_bytes(plan.abstract.params)}")
+    lines.append(f"Optimizer state bytes per device: {shard_bytes(plan.abstract.opt_state)}")
     lines.append(f"Mesh: {mesh}")
     return "\n".join(lines) + "\n"
 
