@@ -5,10 +5,12 @@ import dataclasses
 import planned
 import pytest
 
+from gshard_exp.errors import SettingError
 from gshard_exp.plan import collectives, parts
 from gshard_exp.plan.compile import Program
 from gshard_exp.plan.cost import estimate
 from gshard_exp.plan.describe import describe
+from gshard_exp.plan.memory import require_parameters_fit
 from gshard_exp.plan.plan import make_plan
 from gshard_exp.plan.schedule import largest_buffers, schedule
 from gshard_exp.plan.topology import parse_topology
@@ -132,6 +134,47 @@ def test_an_asynchronous_copy_reads_and_writes_once():
     assert done.instruction.opcode == "copy-done"  # of which nothing is counted
 
 
+SLICE = """%cut (whole: s8[4096]) -> s8[1024] {
+  %whole = s8[4096]{0:T(1024)} parameter(0)
+  ROOT %part = s8[1024]{0:T(1024)S(1)} slice(%whole), slice={[0:1024]}
+}
+"""
+
+
+def test_what_is_fetched_ahead_crosses_memory_once_and_is_of_the_layer_that_takes_it():
+    """As v5p and v6e fetch a matrix in two halves, and then see the halves as one."""
+    lines = f"""  %p = s8[4096]{{0:T(1024)}} parameter(0)
+  %q = s8[512]{{0}} parameter(1)
+  %s = ((s8[4096]{{0}}), s8[1024]{{0:T(1024)S(1)}}, s32[]{{:S(2)}}) async-start(%p), calls=%cut
+  %d = s8[1024]{{0:T(1024)S(1)}} async-done(%s)
+  %c = (s8[512]{{0:S(1)}}, s8[512]{{0}}, u32[]{{:S(2)}}) copy-start(%q)
+  %e = s8[512]{{0:S(1)}} copy-done(%c)
+  %w = s8[2048]{{0:S(1)}} custom-call(%d, %e), custom_call_target="ConcatBitcast"
+  ROOT %r = s8[2048]{{0}} negate(%w), {NAME}ffn/dot"}}"""
+    moved = {
+        work.instruction.opcode: (work.bytes, work.op_name.endswith("ffn/dot"))
+        for work in schedule(program(lines, SLICE))
+        if not work.instruction.opcode.endswith("-done")
+    }
+    assert moved == {"slice": (1024, True), "copy-start": (512, True), "negate": (2048, True)}
+
+
+def test_an_update_in_place_is_read_and_written_once_fused_or_not():
+    lines = """  %a = f32[4096] parameter(0)
+  %b = f32[256] parameter(1)
+  %i = s32[] parameter(2)
+"""
+    update = "f32[4096] dynamic-update-slice(%a, %b, %i)"
+    body = "%put (a: f32[4096], b: f32[256], i: s32[]) -> f32[4096] {\n" + lines
+    body += f"  ROOT %r = {update}\n}}\n"
+    (bare,) = schedule(program(f"{lines}  ROOT %r = {update}"))
+    (fused,) = schedule(
+        program(f"{lines}  ROOT %r = f32[4096] fusion(%a, %b, %i), kind=kLoop, calls=%put", body)
+    )
+    assert bare.bytes == 2 * 1024
+    assert fused.bytes == 2 * 1024 + 4  # and the index
+
+
 @pytest.mark.parametrize(
     ("product", "padded"),
     [
@@ -252,3 +295,12 @@ def test_advice_names_what_the_experiment_does_not_have_yet():
     fiddle = make_plan("tiny", planned.experiment(), made, "layout", fiddle=True).advice
     assert "--fdl_set=gradient_dtype=bfloat16" in fiddle
     assert "--gin" not in fiddle
+
+
+def test_parameters_that_alone_fill_a_core_are_refused_before_a_compile():
+    experiment = planned.experiment(mesh=MeshSpec(expert=8))
+    require_parameters_fit(experiment, V3)
+    require_parameters_fit(experiment, parse_topology("cpu:8"))
+    small = dataclasses.replace(V3, chip=dataclasses.replace(V3.chip, available=10**4))
+    with pytest.raises(SettingError, match=r"parameters alone take .* GB of a core"):
+        require_parameters_fit(experiment, small)

@@ -2,6 +2,7 @@
 
 import types
 
+import models
 import planned
 
 from gshard_exp.errors import SettingError
@@ -10,8 +11,8 @@ from gshard_exp.plan.search import search, summary
 from gshard_exp.sharding.mesh import MeshSpec
 
 
-def fake(seconds, *, fits=True):
-    return types.SimpleNamespace(step_seconds=seconds, fits=fits, memory={"total": 1})
+def fake(seconds, *, fits=True, total=1):
+    return types.SimpleNamespace(step_seconds=seconds, fits=fits, memory={"total": total})
 
 
 def test_choices_are_made_one_after_another_and_ranked():
@@ -50,6 +51,29 @@ def test_where_nothing_fits_the_one_that_was_asked_for_comes_first():
     )
     assert found[0].name == "mesh data=1 expert=2 model=1"
     assert not any(one.plan.fits for one in found)
+
+
+def test_where_nothing_fits_the_smallest_comes_first_and_what_is_not_known_last():
+    sizes = {"mesh data=1 expert=2 model=1": None, "mesh data=2 expert=1 model=1": 7}
+
+    def attempt(name, experiment):
+        return fake(None, fits=False, total=sizes.get(name, 9))
+
+    found = search(planned.experiment(mesh=MeshSpec(expert=2)), attempt)
+    assert found[0].name == "mesh data=2 expert=1 model=1"
+    assert found[-1].name == "mesh data=1 expert=2 model=1"
+
+
+def test_experts_are_split_as_far_as_they_can_be_beside_each_width_of_model():
+    tried = []
+
+    def attempt(name, experiment):
+        tried.append(experiment.mesh)
+        return fake(1.0)
+
+    experts = models.model(sparse={"num_experts": 64, "group_size": 8})
+    search(planned.experiment(experts, batch_size=64, mesh=MeshSpec(expert=64)), attempt)
+    assert {MeshSpec(1, 64 // width, width) for width in (1, 2, 4, 8)} <= set(tried)
 
 
 def test_what_cannot_be_compiled_is_listed_with_its_reason_and_ends_nothing():

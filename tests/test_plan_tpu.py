@@ -11,7 +11,6 @@ import pytest
 import tiny_run
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from gshard_exp.errors import SettingError
 from gshard_exp.moe.dispatch import EinsumDispatch
 from gshard_exp.plan import search
 from gshard_exp.plan.compile import compile_here, fit_to, optimised
@@ -19,12 +18,13 @@ from gshard_exp.plan.plan import make_plan
 from gshard_exp.plan.schedule import schedule
 from gshard_exp.plan.topology import parse_topology
 from gshard_exp.sharding import hlo
-from gshard_exp.sharding.mesh import MeshSpec
+from gshard_exp.sharding.instructions import Shape
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("libtpu") is None, reason="needs libtpu (pip install libtpu)"
 )
 V3 = "--topology=v3:2x2"
+V3_CORE_FLOPS = 61.5e12
 # One block a stack, AdamW, no dropout: little to compile.
 SMALL = [f"--gin.{binding}" for binding in (*tiny_run.SMALL, "GROUP_SIZE=8", "DROPOUT_RATE=0.0")]
 
@@ -74,7 +74,9 @@ def test_the_verb_plans_and_ranks_steps_for_a_machine_that_is_not_there(
         assert data["unknown_loops"] == []
         assert data["flops_per_core"]["useful"] > 0
         assert data["step_seconds"] > 0
-        assert 0 < data["roofline_share"] <= 1
+        # Nothing is quicker than its products at peak.
+        at_peak = data["flops_per_core"]["executed"] / (V3_CORE_FLOPS * data["step_seconds"])
+        assert at_peak < data["roofline_share"] < 1
         assert data["breakdown_seconds"]["MoE FFN"].keys() >= {"forward", "backward"}
         assert data["versions"]["libtpu"]
     kinds = {data["name"]: {row["kind"] for row in data["collectives"]} for data in plans}
@@ -86,13 +88,28 @@ def test_the_verb_plans_and_ranks_steps_for_a_machine_that_is_not_there(
     assert [line.split("  ")[0] for line in ranked] == by_time
 
 
-def test_a_shape_that_libtpu_does_not_take_is_one_clear_error():
-    experiment = planned.experiment(mesh=MeshSpec(data=98))
-    with pytest.raises(SettingError, match="libtpu does not take --topology=v3:7x7"):
-        compile_here(experiment, parse_topology("v3:7x7"))
+@pytest.mark.parametrize("how", ["--topology=v3:2x2", "--search"])
+def test_a_shape_that_libtpu_does_not_take_is_one_clear_error_before_any_compile(
+    command, tmp_path, how
+):
+    file, odd = tmp_path / "plans.json", "--topology=v3:7x7"
+    status, printed, error = command(
+        "plan",
+        f"--gin_file={tiny_run.TINY}",
+        how,
+        odd,
+        f"--json={file}",
+        *SMALL,
+        "--gin.BATCH_SIZE=784",
+    )
+    assert status == 2
+    assert error.count("error:") == 1
+    assert "libtpu does not take --topology=v3:7x7" in error
+    assert not printed and not file.exists()
 
 
-def test_a_gather_on_sparse_cores_is_read_though_jaxlib_does_not_read_it():
+def test_a_gather_on_sparse_cores_is_read():
+    """Which jaxlib 0.10.2's `as_text` does not."""
     topology = parse_topology("v6e:2x2")
     mesh = Mesh(np.array(topology.devices()), ("all",))
 
@@ -105,8 +122,14 @@ def test_a_gather_on_sparse_cores_is_read_though_jaxlib_does_not_read_it():
     assert not error
     assert memory["argument"] >= 4 * 64000 * 1024
     assert 'async_execution_thread="sparsecore"' in text
-    works = list(schedule(hlo.parse(text)))
-    assert any(4 * 2048 * 1024 in (s.bytes for s in work.instruction.shapes) for work in works)
+    moves = [
+        work
+        for work in schedule(hlo.parse(text))
+        if not work.instruction.opcode.endswith(("-done", "-update"))
+        and Shape("f32", (2048, 1024)) in work.instruction.shapes
+    ]
+    assert moves
+    assert all(work.op_name.endswith("gather") for work in moves)
 
 
 @pytest.mark.parametrize("name", ["v2:2x2", "v4:2x2x1", "v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
