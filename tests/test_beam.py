@@ -20,6 +20,7 @@ from gshard_exp.score.flat_beam import FlatBeamSearch
 from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.mesh import MeshSpec
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 LONGEST = 8
 METHODS = (BeamSearch, FlatBeamSearch)
 

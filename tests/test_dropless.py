@@ -17,6 +17,7 @@ from gshard_exp.sharding.annotate import partitioning
 from gshard_exp.sharding.manual import sum_over_devices
 from gshard_exp.sharding.mesh import MeshSpec
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 WAYS = {"tiles": grouped._tiled_dot, "chosen for the platform": grouped.grouped_dot}
 # Rows of each expert, and in all: some of nobody, an expert without rows, more than one tile.
 SIZES = [

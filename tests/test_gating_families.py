@@ -16,6 +16,7 @@ from gshard_exp.moe.gating import Top1Gating, Top2Gating
 from gshard_exp.moe.noisy import NoisyTopKGating
 from gshard_exp.sharding.mesh import MeshSpec
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 G, S, E = 2, 9, 5
 
 

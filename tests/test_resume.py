@@ -12,6 +12,7 @@ import tiny_run
 from gshard_exp.config import assemble
 from gshard_exp.train.experiment import Experiment
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 TIMING = "timing/"
 # Steps 1 to 12, a checkpoint after each fourth. Each entry: where its processes die, in turn.
 POINTS = {

@@ -14,6 +14,7 @@ from gshard_exp.moe.biased import BiasedTopKGating
 from gshard_exp.sharding.mesh import MeshSpec
 from gshard_exp.train.optimizer import Adafactor, AdamW, WarmupCosine
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 GATING = BiasedTopKGating(num_choices=2)
 SPARSE = {"gating": GATING, "shared_mlp_dim": 12}
 RATE = 0.25

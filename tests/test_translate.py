@@ -21,6 +21,7 @@ from gshard_exp.score.flat_beam import FlatBeamSearch
 from gshard_exp.score.translator import batches
 from gshard_exp.use.loading import open_model
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 GIN = Path(__file__).parent / "gin" / "reversal.gin"
 SENTENCE, TRANSLATION = reversal.pair("sw", (1, 2, 3, 4))
 
